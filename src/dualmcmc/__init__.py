@@ -1,0 +1,64 @@
+"""dualmcmc: dual-MCMC teaching of an energy-based model, a generator and an inference model.
+
+    run = dualmcmc.load("runs/digits")      # a trained run
+    x = run.sample(64)                      # EBM samples; also revise_x, infer, revise_z,
+                                            # reconstruct, generate, energy
+    dualmcmc.train(config, out, device)     # what the command `dualmcmc train` calls
+
+On your own networks and data: `Trio`, `Teaching`, `Chain`, `Optimizers` and `step`; the chains alone:
+`revise_x`, `revise_z`, `Trace`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# name -> module; loaded on first use, so that `dualmcmc --help` does not wait for PyTorch
+_HOMES = {
+    "Chain": "dualmcmc.config",
+    "Config": "dualmcmc.config",
+    "Teaching": "dualmcmc.config",
+    "Trace": "dualmcmc.langevin",
+    "revise_x": "dualmcmc.langevin",
+    "revise_z": "dualmcmc.langevin",
+    "Losses": "dualmcmc.methods.dual_mcmc",
+    "Optimizers": "dualmcmc.methods.dual_mcmc",
+    "dual_mcmc": "dualmcmc.methods.dual_mcmc",
+    "step": "dualmcmc.methods.dual_mcmc",
+    "Gaussian": "dualmcmc.nets",
+    "Trio": "dualmcmc.nets",
+    "train": "dualmcmc.engine.loop",
+    "Run": "dualmcmc.tasks.run",
+    "load": "dualmcmc.tasks.run",
+    "Diverged": "dualmcmc.errors",
+    "UserError": "dualmcmc.errors",
+}
+
+if TYPE_CHECKING:
+    from dualmcmc.config import Chain, Config, Teaching
+    from dualmcmc.engine.loop import train
+    from dualmcmc.errors import Diverged, UserError
+    from dualmcmc.langevin import Trace, revise_x, revise_z
+    from dualmcmc.methods.dual_mcmc import Losses, Optimizers, dual_mcmc, step
+    from dualmcmc.nets import Gaussian, Trio
+    from dualmcmc.tasks.run import Run, load
+
+__all__ = [
+    "Chain", "Config", "Diverged", "Gaussian", "Losses", "Optimizers", "Run", "Teaching", "Trace", "Trio",
+    "UserError", "dual_mcmc", "load", "revise_x", "revise_z", "step", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dualmcmc' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,5 @@
+"""python -m dualmcmc."""
+
+from dualmcmc.cli import main
+
+main()

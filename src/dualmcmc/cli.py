@@ -1,0 +1,332 @@
+"""The command `dualmcmc`: parses, calls, prints. Anything heavy is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dualmcmc import __version__, settings
+from dualmcmc.errors import Diverged, UserError, nearest
+
+app = typer.Typer(
+    help="Train an energy-based model, a generator and an inference model together by dual-MCMC teaching "
+    "(Cui and Han, NeurIPS 2023), and use the trained three.\n\n"
+    "Start with: dualmcmc train && dualmcmc report runs/digits",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _complete_preset(incomplete: str) -> list[str]:
+    return [name for name in settings.preset_names() if name.startswith(incomplete)]
+
+
+def _complete_setting(incomplete: str) -> list[str]:
+    return [f"{key}=" for key in settings.setting_names() if key.startswith(incomplete)]
+
+
+Preset = Annotated[
+    str,
+    typer.Argument(
+        metavar="[PRESET]",
+        help="A preset ('dualmcmc presets') or a settings file, FILE.yaml.",
+        autocompletion=_complete_preset,
+        show_default=False,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE ...]",
+        help="Settings to change, such as train.batch=64 ('dualmcmc config PRESET' lists them).",
+        autocompletion=_complete_setting,
+        show_default=False,
+    ),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a snapshot file.", show_default=False)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
+Average = Annotated[bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last iteration.")]
+Seed = Annotated[int, typer.Option(help="Fixes all random numbers.")]
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def train(
+    preset: Preset = "digits",
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/PRESET]", show_default=False)] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, exactly where it was.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Short for seed=N.", show_default=False)] = None,
+    device: Device = "auto",
+    max_images: Annotated[
+        int | None,
+        typer.Option(help="Stop once the run has seen this many images; --resume goes on.", show_default=False),
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop after this long; --resume goes on.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a preset in a run folder.
+
+    Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full
+    states to resume from. Ctrl-C (or SIGTERM) saves and stops. Exit codes: 0 done, 2 bad input,
+    3 diverged, 130 and 143 stopped by a signal.
+
+    Examples:
+
+      dualmcmc train                               the default preset, digits, on this machine
+
+      dualmcmc train cifar10-simple data.path=cifar10.npz --out runs/c10 --device cuda
+
+      dualmcmc train --resume --out runs/c10       go on after a stop
+    """
+    changes = list(overrides or [])
+    if "=" in preset:  # no preset, only settings
+        preset, changes = "digits", [preset, *changes]
+    if seed is not None:
+        changes.append(f"seed={seed}")
+    for name, limit in (("--max-images", max_images), ("--max-minutes", max_minutes)):
+        if limit is not None and limit <= 0:
+            raise UserError(f"{name} must be greater than 0, not {limit}.")
+    folder = out or Path("runs") / Path(preset).stem
+    if resume:
+        from dualmcmc.engine.loop import resumed_config
+
+        chosen = resumed_config(folder, changes)
+    else:
+        chosen = settings.load(preset, changes)
+        _refuse_existing(folder)
+
+    from dualmcmc.engine import loop
+    from dualmcmc.engine.device import pick
+    from dualmcmc.engine.progress import reporter
+
+    outcome = loop.train(chosen, folder, pick(device), resume, max_images, max_minutes, reporter())
+    unfinished = outcome.why != "finished"
+    if as_json:
+        _print_json({**vars(outcome), "folder": str(outcome.folder)})
+    else:
+        print(
+            f"{'stopped (' + outcome.why + ')' if unfinished else 'trained'}: {outcome.images:,} images, "
+            f"{outcome.iterations:,} iterations, {outcome.seconds / 60:.1f} minutes"
+        )
+        print(f"run folder  {folder}")
+        print(f"samples     {folder / 'samples'}")
+        print(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
+        if unfinished:
+            print(f"go on       dualmcmc train --resume --out {folder}")
+        print(f"look        dualmcmc report {folder}")
+    if outcome.why in ("SIGINT", "SIGTERM"):
+        raise typer.Exit(128 + signal.Signals[outcome.why])
+
+
+def _refuse_existing(folder: Path) -> None:
+    from dualmcmc.engine.folder import RunFolder
+
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out '{folder}' is a file: name a folder.")
+    if RunFolder(folder).holds_a_run():
+        raise UserError(f"'{folder}' already holds a run: add --resume to go on with it, or choose another --out.")
+
+
+@app.command()
+def sample(
+    run: RunPath,
+    n: Annotated[int, typer.Option("-n", help="How many.")] = 64,
+    steps: Annotated[
+        int | None, typer.Option(help="Length of the x-chain. [default: the run's]", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="FILE.png (a picture) or FILE.npz (pixels). [default: sample.png in RUN]", show_default=False
+        ),
+    ] = None,
+    seed: Seed = 0,
+    ema: Average = True,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Draw samples: the generator's, and the same revised by the EBM, side by side."""
+    from dualmcmc.tasks.run import load
+    from dualmcmc.tasks.sample import check_ending
+    from dualmcmc.tasks.sample import sample as draw
+
+    loaded = load(run, device, ema, seed)
+    target = out or _beside(run, "sample.png")
+    check_ending(target)
+    numbers = draw(loaded, n, steps, target)
+    if as_json:
+        _print_json({"file": str(target), "n": n, "seed": seed, "ema": ema, **numbers})
+    else:
+        print(f"{n} samples, generator and after {numbers['steps']} steps: {target}")
+        print(
+            f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, "
+            f"moved {numbers['x_moved']:.4g} (rms per pixel, scale [-1, 1])"
+        )
+
+
+@app.command()
+def reconstruct(
+    run: RunPath,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Folder, .zip, .npz or image. [default: the run's held-out images]", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Length of the z-chain. [default: the run's]", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.png. [default: reconstruct.png in RUN]", show_default=False)
+    ] = None,
+    seed: Seed = 0,
+    ema: Average = True,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Reconstruct images: the originals, inference alone, and inference + z-chain, side by side."""
+    from dualmcmc.tasks.reconstruct import images_for, save_picture
+    from dualmcmc.tasks.reconstruct import reconstruct as rebuild
+    from dualmcmc.tasks.run import load
+
+    target = out or _beside(run, "reconstruct.png")
+    if target.suffix != ".png" or not target.parent.is_dir():
+        raise UserError(f"--out '{target}' must be a .png file in a folder that exists.")
+    loaded = load(run, device, ema, seed)
+    pixels, what = images_for(loaded, images)
+    result = rebuild(loaded, pixels, steps)
+    save_picture(result, target)
+    numbers = {"mse_inference": result.mse_inference, "mse_revised": result.mse_revised}
+    if as_json:
+        _print_json(
+            {"file": str(target), "images": len(pixels), "what": what, "steps": result.steps, "seed": seed, **numbers}
+        )
+    else:
+        print(f"{len(pixels)} {what}: original, inference, inference + {result.steps} steps: {target}")
+        print(f"MSE in [-1, 1]: {result.mse_inference:.4g} inference alone, {result.mse_revised:.4g} after the z-chain")
+
+
+@app.command()
+def report(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.html. [default: report.html in RUN]", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained HTML page: numbers, samples, both chains, curves, timings, settings."""
+    from dualmcmc.engine.folder import RunFolder
+    from dualmcmc.report.page import WORDS, write_report
+
+    folder = RunFolder(run)
+    folder.require_run()
+    if out is not None and (not out.parent.is_dir() or out.is_dir()):
+        raise UserError(f"--out '{out}' must be a file in a folder that exists.")
+    path, numbers = write_report(folder, device, out)
+    if as_json:
+        _print_json({"file": str(path), **numbers})
+        return
+    for key, words in WORDS.items():
+        if key in numbers:
+            print(f"{numbers[key]:8.4f}  {words}")
+    print(f"measured on {numbers['measured_on']}")
+    print(f"report: {path}")
+
+
+@app.command()
+def presets(as_json: Json = False) -> None:
+    """List the presets."""
+    rows = [(name, settings.load(name)) for name in settings.preset_names()]
+    if as_json:
+        _print_json(
+            {
+                name: {
+                    "description": c.description,
+                    "size": c.data.size,
+                    "channels": c.data.channels,
+                    "kind": c.nets.kind,
+                    "width": c.nets.energy_width,
+                }
+                for name, c in rows
+            }
+        )
+        return
+    for name, c in rows:
+        print(
+            f"{name:<20} {c.data.size:>3}x{c.data.size:<3} {c.nets.kind:<7} {c.nets.energy_width:>4}  {c.description}"
+        )
+
+
+@app.command("config")
+def show_config(preset: Preset = "digits", overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print the full settings of a preset as YAML, with a comment on each; train reads such a file."""
+    chosen = settings.load(preset, list(overrides or []))
+    if as_json:
+        _print_json(settings.to_tree(chosen))
+    else:
+        print(settings.render(chosen), end="")
+
+
+def _beside(run: Path, name: str) -> Path:
+    return (run.parent if run.suffix == ".safetensors" else run) / name
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def main() -> None:
+    """Run the command; bad input is one line on standard error and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        code = _complain(str(error), 2)
+    except Diverged as error:
+        code = _complain(str(error), 3)
+    except KeyboardInterrupt:
+        code = _complain("stopped.", 130)
+    except BrokenPipeError:  # the reader of our output has gone: `dualmcmc presets | head -1`
+        sys.stderr.close()
+        code = 1
+    except OSError as error:
+        code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.", 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not the command line's own complaint: a bug
+            raise
+        code = _complain(_usage(error), 2)
+    sys.exit(code or 0)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the words of a call, in one line."""
+    text = " ".join(str(error.format_message()).split())
+    names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    asked = text.partition("'")[2].partition("'")[0]
+    hint = nearest(asked, names) if text.startswith("No such command") and "Did you mean" not in text else ""
+    return f"{text}{hint} See dualmcmc --help."
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"error: {text}", file=sys.stderr)
+    return code

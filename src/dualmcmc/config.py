@@ -1,0 +1,181 @@
+"""One typed tree of settings.
+
+Defaults are the authors' where they fit every data set; a preset (`presets/*.yaml`) says what an
+experiment changes. Every field carries its explanation and limits; `settings.py` builds a tree from
+what people write, checks it once at the door, and prints it with a comment on each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def setting(default: Any, doc: str, **limits: float) -> Any:
+    """A field with its explanation and, where they make sense, its limits (gt, ge, lt, le)."""
+    return field(default=default, metadata={"doc": doc, **limits})
+
+
+def group(cls: Any, doc: str, **changes: Any) -> Any:
+    """A sub-tree of settings."""
+    return field(default_factory=lambda: cls(**changes), metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learned."""
+
+    source: Literal["digits", "files"] = setting(
+        "digits", "digits: scikit-learn's 8x8 handwritten digits; files: images at data.path"
+    )
+    path: str | None = setting(None, "folder, .zip or .npz of training images (source files)")
+    test_path: str | None = setting(None, "the same for held-out images; null: data.holdout")
+    holdout: float = setting(0.0, "share of the images kept out of training", ge=0, lt=1)
+    size: int = setting(32, "side in pixels: 4, 5, 6 or 7 times a power of two", ge=8, le=1024)
+    channels: int = setting(3, "1 (grey) or 3 (RGB)", ge=1, le=3)
+
+
+@dataclass(frozen=True)
+class Nets:
+    """The three networks."""
+
+    kind: Literal["simple", "resnet"] = setting(
+        "simple", "simple: plain convolutions; resnet: residual E and G, as the paper's main results"
+    )
+    energy_width: int = setting(64, "channels of E: of its first layer (simple), or nef (resnet)", ge=1)
+    generator_width: int = setting(64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1)
+    inference_width: int = setting(64, "channels of I's first layer; each stage doubles them", ge=1)
+    spectral_norm: bool = setting(True, "spectral normalisation of every layer of E (as the authors)")
+    batchnorm_gain: Literal["normal", "ones"] = setting(
+        "normal", "initial BatchNorm gains of the resnet G: N(0,1) as the authors, or 1"
+    )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A Langevin chain: u <- u - s dU/du + sqrt(2 s temperature) N(0, I), `steps` times.
+
+    The paper's chain has temperature 1. The authors' code runs a colder one on x: noise of 0.001 per
+    step, which is temperature = noise^2 / (2 s) = 4e-6 at its s = 0.125.
+    """
+
+    steps: int = setting(30, "Langevin steps (k_x or k_z)", ge=0)
+    step_size: float = setting(0.01, "s, the factor of the gradient", gt=0)
+    temperature: float = setting(
+        1.0, "noise per step is sqrt(2 s temperature): 1 is the paper's chain, 0 gradient descent", ge=0
+    )
+    clamp: float | None = setting(None, "keep the state within [-clamp, clamp]; null: off (the paper)", gt=0)
+    grad_clip: float | None = setting(None, "largest gradient norm of one sample; null: off (the paper)", gt=0)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in one step; sqrt(2s) in the paper (eq:ebm_langevin)."""
+        return math.sqrt(2.0 * self.step_size * self.temperature)
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """Dual-MCMC teaching: the model's constants, the two chains and the weights of the losses."""
+
+    latent_dim: int = setting(128, "d, the dimension of z ~ N(0, I)", ge=1)
+    sigma: float = setting(0.3, "generator's standard deviation in p(x|z) = N(g(z), sigma^2 I)", gt=0)
+    x_chain: Chain = group(
+        Chain, "T_x: revises generator samples on the energy, in training", steps=30, step_size=0.125, temperature=4e-6
+    )
+    z_chain: Chain = group(
+        Chain, "T_z: revises inferred latents on the generator's posterior", steps=10, step_size=0.005
+    )
+    start_noise: float = setting(
+        0.0, "noise on g(z) where the x-chain starts: sigma reads p(x|z) to the letter, the authors use 0", ge=0
+    )
+    second_x_chain: bool = setting(
+        False, "E learns from a second x-chain run after G's update, as the authors' code; doubles the cost"
+    )
+    energy_weight: float = setting(
+        1.0, "factor of E's loss; the authors' code has about 2.5e5, which Adam cancels", gt=0
+    )
+    generator_data_weight: float | None = setting(
+        None, "of |x - g(z~)|^2; null: the paper's 1/(2 sigma^2); the authors' code has 1", ge=0
+    )
+    generator_sample_weight: float | None = setting(
+        None, "of |x~ - g(z)|^2; null: the paper's 1/(2 sigma^2); the authors' code has 50 (CelebA 70)", ge=0
+    )
+    inference_data_weight: float = setting(1.0, "of -log q(z~|x)", ge=0)
+    inference_sample_weight: float = setting(1.0, "of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam's settings for one network."""
+
+    lr: float = setting(1e-4, "learning rate", gt=0)
+    betas: tuple[float, float] = setting((0.0, 0.9), "averaging factors of the gradient and its square", ge=0, lt=1)
+    eps: float = setting(1e-8, "added to the root of the second moment", gt=0)
+    weight_decay: float = setting(0.0, "L2 penalty added to the gradient", ge=0)
+    lr_decay: float = setting(0.998, "factor of the learning rate per epoch", gt=0, le=1)
+
+
+@dataclass(frozen=True)
+class Optim:
+    """One Adam a network."""
+
+    energy: Adam = group(Adam, "Adam of E", lr=1e-4)
+    generator: Adam = group(Adam, "Adam of G", lr=3e-4, weight_decay=5e-4)
+    inference: Adam = group(Adam, "Adam of I", lr=1e-4, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """Moving average of the weights, used for sampling."""
+
+    half_life: int = setting(100_000, "images after which old weights count half; 0: no average", ge=0)
+    rampup: float = setting(0.05, "half-life at most this share of the images seen so far; 1: no ramp", gt=0, le=1)
+    energy: bool = setting(False, "average E too, not G alone")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a trained run draws samples."""
+
+    x_chain: Chain = group(Chain, "T_x when samples are drawn", steps=30, step_size=0.125, temperature=4e-6)
+    batchnorm: Literal["running", "batch"] = setting(
+        "running", "BatchNorm statistics: running, or each batch's own as the authors"
+    )
+    batch: int = setting(500, "images worked on at once", ge=1)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, and what is written when. Work is counted in images, so batch does not change it."""
+
+    batch: int = setting(100, "images per iteration", ge=1)
+    images: int = setting(15_000_000, "images to train on", ge=1)
+    log_every: int = setting(50, "iterations between two lines of the log (the only host syncs)", ge=1)
+    sample_every: int = setting(500_000, "images between two sample grids", ge=1)
+    save_every: int = setting(500_000, "images between two saved states", ge=1)
+    keep: int = setting(2, "saved states kept", ge=1)
+    deterministic: bool = setting(True, "on CUDA: the same seed gives the same run, at some cost in speed")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """When a run counts as diverged and is stopped."""
+
+    energy_gap: float = setting(1000.0, "largest |E(x~) - E(x)|, batch means", gt=0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run."""
+
+    description: str = setting("", "what this experiment is")
+    seed: int = setting(0, "fixes the initial weights, the data order and all noise", ge=0, lt=2**63)
+    data: Data = group(Data, Data.__doc__ or "")
+    nets: Nets = group(Nets, Nets.__doc__ or "")
+    teaching: Teaching = group(Teaching, Teaching.__doc__ or "")
+    optim: Optim = group(Optim, Optim.__doc__ or "")
+    ema: Ema = group(Ema, Ema.__doc__ or "")
+    sampling: Sampling = group(Sampling, Sampling.__doc__ or "")
+    train: Train = group(Train, Train.__doc__ or "")
+    guard: Guard = group(Guard, Guard.__doc__ or "")

@@ -1,0 +1,33 @@
+"""The order in which a run sees its data: a function of the seed alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dualmcmc.rng import derive, generator
+
+
+class Order:
+    """An endless walk through `count` items, a new seeded permutation each epoch."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = count, seed
+        self._epoch = -1
+        self._permutation = torch.empty(0, dtype=torch.long)
+
+    def indices(self, start: int, length: int) -> Tensor:
+        """Items number start, ..., start + length - 1 of the walk; a batch may span epochs."""
+        parts = []
+        while length > 0:
+            epoch, offset = divmod(start, self.count)
+            part = self._epoch_order(epoch)[offset : offset + length]
+            parts.append(part)
+            start, length = start + len(part), length - len(part)
+        return torch.cat(parts)
+
+    def _epoch_order(self, epoch: int) -> Tensor:
+        if epoch != self._epoch:
+            rng = generator(derive(self.seed, 2, epoch))
+            self._epoch, self._permutation = epoch, torch.randperm(self.count, generator=rng)
+        return self._permutation

@@ -1,0 +1,38 @@
+"""Moving average of the generator (and, where asked, of the energy)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from dualmcmc.config import Ema
+from dualmcmc.nets import Trio
+
+
+class MovingAverage:
+    """Averaged copies of some networks of a trio; `nets` maps a network's name to its copy."""
+
+    def __init__(self, trio: Trio, cfg: Ema) -> None:
+        self.trio, self.cfg = trio, cfg
+        names = (["generator"] + ["energy"] * cfg.energy) if cfg.half_life else []
+        self.nets = nn.ModuleDict(
+            {name: copy.deepcopy(trio.get_submodule(name)).eval().requires_grad_(False) for name in names}
+        )
+
+    @torch.no_grad()
+    def update(self, images: int, batch: int) -> None:
+        """Fold in the weights after `images` images, the last `batch` of them new."""
+        half_life = min(self.cfg.half_life, self.cfg.rampup * images) if self.cfg.rampup < 1 else self.cfg.half_life
+        keep = 0.5 ** (batch / half_life) if half_life else 0.0
+        for name, average in self.nets.items():
+            live = self.trio.get_submodule(name)
+            torch._foreach_lerp_(list(average.parameters()), list(live.parameters()), 1 - keep)
+            for mine, theirs in zip(average.buffers(), live.buffers(), strict=True):
+                mine.copy_(theirs)
+
+    def sampling_trio(self) -> Trio:
+        """The networks to sample with: averages where there are any. They share storage with these."""
+        averaged = dict(self.nets.items())
+        return Trio(**{name: averaged.get(name, net) for name, net in self.trio.named_children()})

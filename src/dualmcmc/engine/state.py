@@ -1,0 +1,89 @@
+"""Everything a run is at one moment, and how it goes to disk and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualmcmc import rng, settings
+from dualmcmc.config import Adam, Config
+from dualmcmc.engine import checkpoint
+from dualmcmc.engine.ema import MovingAverage
+from dualmcmc.errors import UserError
+from dualmcmc.methods.dual_mcmc import Optimizers
+from dualmcmc.nets import Trio, build
+
+
+class TrainState:
+    """Networks, optimizers, moving average, random numbers, and how far the run has come.
+
+    The learning rates and the data order are functions of `images`, so they need no state of their own.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.trio = build(config).to(device).train()
+        optim = config.optim
+        self.optimizers = Optimizers(
+            energy=_adam(self.trio.energy, optim.energy),
+            generator=_adam(self.trio.generator, optim.generator),
+            inference=_adam(self.trio.inference, optim.inference),
+        )
+        self.ema = MovingAverage(self.trio, config.ema)
+        rng.seed_globals(rng.derive(config.seed, 0))
+        self.rng = rng.generator(rng.derive(config.seed, 1), device)
+        self.iteration = 0
+        self.images = 0
+        self.seconds = 0.0  # of training, over all sittings
+
+    def set_learning_rates(self, epoch: int) -> None:
+        """lr * lr_decay^epoch, for each network."""
+        for name, optimizer in self.optimizers._asdict().items():
+            cfg: Adam = getattr(self.config.optim, name)
+            for group in optimizer.param_groups:
+                group["lr"] = cfg.lr * cfg.lr_decay**epoch
+
+    def save(self, path: Path) -> None:
+        """The full state, enough to go on exactly."""
+        tensors = checkpoint.with_prefix("nets", self.trio.state_dict())
+        tensors |= checkpoint.with_prefix("ema", self.ema.nets.state_dict())
+        for name, optimizer in self.optimizers._asdict().items():
+            tensors |= checkpoint.with_prefix(f"optim.{name}", checkpoint.optimizer_tensors(optimizer))
+        rng_tensors, rng_plain = rng.capture(self.rng)
+        tensors |= checkpoint.with_prefix("rng", rng_tensors)
+        checkpoint.save(path, tensors, self._info() | {"rng": rng_plain, "seconds": self.seconds})
+
+    def save_snapshot(self, path: Path) -> None:
+        """The three networks to sample with, averaged where there is an average."""
+        info = self._info() | {"ema": sorted(self.ema.nets.keys())}
+        checkpoint.save(path, self.ema.sampling_trio().state_dict(), info)
+
+    def load(self, path: Path) -> bool:
+        """Go back to a saved state; False if the noise stream could not be continued (other device)."""
+        tensors, info = checkpoint.load(path)
+        checkpoint.fill(self.trio, checkpoint.under("nets", tensors), path)
+        checkpoint.fill(self.ema.nets, checkpoint.under("ema", tensors), path)
+        try:
+            for name, optimizer in self.optimizers._asdict().items():
+                checkpoint.fill_optimizer(optimizer, checkpoint.under(f"optim.{name}", tensors))
+            self.iteration, self.images, self.seconds = info["iteration"], info["images"], info["seconds"]
+            return rng.restore(self.rng, checkpoint.under("rng", tensors), info["rng"])
+        except (KeyError, ValueError, TypeError, RuntimeError):
+            raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).") from None
+
+    def _info(self) -> dict[str, Any]:
+        return {"config": settings.to_tree(self.config), "iteration": self.iteration, "images": self.images}
+
+
+def _adam(net: torch.nn.Module, cfg: Adam) -> torch.optim.Adam:
+    return torch.optim.Adam(net.parameters(), lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay)
+
+
+def load_live_trio(path: Path, config: Config) -> Trio:
+    """The networks as trained, without averaging, from a full state."""
+    tensors, _ = checkpoint.load(path)
+    trio = build(config)
+    checkpoint.fill(trio, checkpoint.under("nets", tensors), path)
+    return trio

@@ -1,0 +1,52 @@
+"""Writing files so that a kill at any moment leaves the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dualmcmc.errors import UserError
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what is written there becomes `path` when the block ends well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror or error}.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`text` as the whole of the file, atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def make_folder(path: Path) -> Path:
+    """A folder that exists and can be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder '{path}': {error.strerror or error}.") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into '{path}': permission denied. Choose another --out.")
+    return path
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

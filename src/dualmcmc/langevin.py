@@ -1,0 +1,141 @@
+"""The two Markov kernels of the paper: T_x on the energy, T_z on the generator's posterior.
+
+Pure functions: state in, state out, the random numbers an argument. Nothing is back-propagated
+through a chain, and the networks are left as they were.
+
+Regime: `chain.temperature` = 1 is the paper's Langevin dynamics with noise sqrt(2s) (eq:ebm_langevin,
+eq:gen_langevin); below 1 the chain is tempered, as the authors run it on images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dualmcmc.config import Chain
+from dualmcmc.nets.frozen import frozen
+
+Network = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Trace:
+    """What a chain did, for those who ask: hand one in and read it afterwards.
+
+    Lists run over the steps and include the start and the end (`steps` + 1 entries; `grad_norm` has
+    `steps`). Asking costs one more evaluation, of the last state.
+    """
+
+    every: int = 1  # keep each `every`-th state, and the last
+    states: list[Tensor] = field(default_factory=list)  # each like the chain's state
+    kept_at: list[int] = field(default_factory=list)  # the step of each kept state
+    potential: list[Tensor] = field(default_factory=list)  # (B,) each: E(x), or -log p(z, x)
+    grad_norm: list[Tensor] = field(default_factory=list)  # (B,) each, before any clip
+    moved: list[Tensor] = field(default_factory=list)  # (B,) each: rms distance from the start
+    mse: list[Tensor] = field(default_factory=list)  # (B,) each, z-chains only: |x - g(z)|^2 / D
+    _start: Tensor | None = None
+
+    def record(self, step: int, last: bool, state: Tensor, potential: Tensor, mse: Tensor | None) -> None:
+        """Note one state (called by the chain)."""
+        state = state.detach()
+        if self._start is None:
+            self._start = state
+        if last or step % self.every == 0:
+            self.states.append(state)
+            self.kept_at.append(step)
+        self.potential.append(potential.detach())
+        self.moved.append((state - self._start).flatten(1).square().mean(1).sqrt())
+        if mse is not None:
+            self.mse.append(mse.detach())
+
+
+def langevin(
+    state: Tensor,
+    potential: Network,
+    chain: Chain,
+    rng: torch.Generator | None,
+    trace: Trace | None = None,
+    mse: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """`chain.steps` Langevin steps on exp(-potential), all samples of the batch side by side.
+
+    state: (B, ...); potential: (B, ...) -> (B,), each entry a function of its own sample.
+    `mse` turns (state, potential) into the trace's squared error; chains on z have one.
+    """
+    noise = chain.noise_std
+    for step in range(chain.steps):
+        state = state.detach().requires_grad_()
+        with torch.enable_grad():
+            values = potential(state)
+            (gradient,) = torch.autograd.grad(values.sum(), state)
+        if trace is not None:
+            trace.record(step, False, state, values, mse(state, values) if mse else None)
+            trace.grad_norm.append(_norm(gradient).flatten())
+        if chain.grad_clip is not None:
+            gradient = gradient * (chain.grad_clip / _norm(gradient).clamp(min=chain.grad_clip))
+        state = state.detach() - chain.step_size * gradient
+        if noise > 0:
+            state = state + noise * gaussian_like(state, rng)
+        if chain.clamp is not None:
+            state = state.clamp(-chain.clamp, chain.clamp)
+    state = state.detach()
+    if trace is not None:
+        with torch.no_grad():
+            values = potential(state)
+        trace.record(chain.steps, True, state, values, mse(state, values) if mse else None)
+    return state
+
+
+def revise_x(
+    energy: Network, x: Tensor, chain: Chain, rng: torch.Generator | None = None, trace: Trace | None = None
+) -> Tensor:
+    """T_x: images x (B, C, H, W), Langevin steps on pi(x) ~ exp(-energy(x)) (eq:ebm_langevin)."""
+    with frozen(energy):
+        return langevin(x, lambda state: energy(state).flatten(), chain, rng, trace)
+
+
+def revise_z(
+    generator: Network,
+    z: Tensor,
+    x: Tensor,
+    sigma: float,
+    chain: Chain,
+    rng: torch.Generator | None = None,
+    trace: Trace | None = None,
+) -> Tensor:
+    """T_z: latents z (B, d), Langevin steps on p(z|x) of images x (eq:gen_langevin).
+
+    -log p(z|x) = |x - g(z)|^2 / (2 sigma^2) + |z|^2 / 2 + constant.
+    """
+
+    def negative_log_joint(state: Tensor) -> Tensor:
+        return squared_error(x, generator(state)) / (2 * sigma**2) + half_square(state)
+
+    def mse(state: Tensor, values: Tensor) -> Tensor:
+        return (values - half_square(state)) * (2 * sigma**2) / x[0].numel()
+
+    with frozen(generator):
+        return langevin(z, negative_log_joint, chain, rng, trace, mse)
+
+
+def squared_error(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b|^2 of each sample: summed over everything but the batch, (B,)."""
+    return (a - b).square().flatten(1).sum(1)
+
+
+def half_square(z: Tensor) -> Tensor:
+    """-log N(z; 0, I) up to its constant, (B,)."""
+    return 0.5 * z.square().flatten(1).sum(1)
+
+
+def gaussian_like(tensor: Tensor, rng: torch.Generator | None) -> Tensor:
+    """N(0, I) noise in the shape, type and place of `tensor`."""
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=rng)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """The norm of each sample's gradient, shaped to multiply it."""
+    return gradient.flatten(1).norm(dim=1).reshape(-1, *[1] * (gradient.dim() - 1))

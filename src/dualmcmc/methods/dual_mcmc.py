@@ -1,0 +1,128 @@
+"""Dual-MCMC teaching: the paper's Algorithm 1.
+
+The paper's symbols: alpha, theta, phi are the parameters of `energy`, `generator`, `inference`;
+x_hat, x_rev and z_hat, z_rev are its samples with a hat and with a tilde.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from dualmcmc.config import Teaching
+from dualmcmc.langevin import gaussian_like, revise_x, revise_z, squared_error
+from dualmcmc.nets import Gaussian, Trio
+
+Stats = dict[str, Tensor]
+
+
+class Losses(NamedTuple):
+    """One scalar a network, each a function of that network's parameters alone; and what was seen."""
+
+    energy: Tensor
+    generator: Tensor
+    inference: Tensor
+    stats: Stats  # detached scalars
+
+
+class Optimizers(NamedTuple):
+    """One optimizer a network."""
+
+    energy: torch.optim.Optimizer
+    generator: torch.optim.Optimizer
+    inference: torch.optim.Optimizer
+
+
+def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Losses:
+    """Algorithm 1, one iteration: the three losses for data x (B, ...) and prior draws z (B, d).
+
+    All four samples come from the parameters as they are (the paper's alpha_t, theta_t, phi_t); none
+    carries a gradient. Minimising a loss follows the paper's gradient for that network.
+    """
+    # MCMC sampling: x_hat from the generator at z, revised by k_x Langevin steps on the energy.
+    x_hat = trio.generator(z)
+    x_rev = sample_ebm(trio, x_hat, rng, cfg)
+
+    # MCMC inference: z_hat from the inference model at x, revised by k_z steps on p(z|x).
+    q = Gaussian(*trio.inference(x))
+    z_hat = q.sample(rng).detach()
+    z_rev = revise_z(trio.generator, z_hat, x, cfg.sigma, cfg.z_chain, rng)
+
+    # Learn pi_alpha (eq:ebm_obj_kl_ours_grad): raise f = -E on data, lower it on revised samples.
+    energy, energy_stats = energy_loss(trio, x, x_rev, cfg)
+
+    # Learn p_theta (eq:gen_obj_kl_ours_grad): -log p(x, z_rev) - log p(x_rev, z); p(z) has no theta.
+    paper_weight = 1 / (2 * cfg.sigma**2)
+    data_error = squared_error(x, trio.generator(z_rev)).mean()
+    sample_error = squared_error(x_rev, x_hat).mean()
+    generator = (
+        weight_or(cfg.generator_data_weight, paper_weight) * data_error
+        + weight_or(cfg.generator_sample_weight, paper_weight) * sample_error
+    )
+
+    # Learn q_phi (eq:inf_obj_kl_ours_grad): -log q(z_rev|x) - log q(z|x_rev).
+    data_nll = q.nll(z_rev).mean()
+    sample_nll = Gaussian(*trio.inference(x_rev)).nll(z).mean()
+    inference = cfg.inference_data_weight * data_nll + cfg.inference_sample_weight * sample_nll
+
+    with torch.no_grad():
+        stats = energy_stats | {
+            "reconstruction_mse": data_error / x[0].numel(),
+            "x_moved": (x_rev - x_hat).square().mean().sqrt(),
+            "z_moved": (z_rev - z_hat).square().mean().sqrt(),
+            "inference_data_nll": data_nll,
+            "inference_sample_nll": sample_nll,
+        }
+    return Losses(energy, generator, inference, {name: value.detach() for name, value in stats.items()})
+
+
+def sample_ebm(trio: Trio, x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Tensor:
+    """x_rev: generator samples x_hat revised by the x-chain, without a gradient."""
+    start = x_hat.detach()
+    if cfg.start_noise > 0:
+        start = start + cfg.start_noise * gaussian_like(start, rng)
+    return revise_x(trio.energy, start, cfg.x_chain, rng)
+
+
+def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
+    """mean E(x) - mean E(x_rev), and both means."""
+    # One batch: the gradient is a small difference of two large sums. One spectral norm for both.
+    with parametrize.cached():
+        on_data, on_samples = trio.energy(torch.cat([x, x_rev])).flatten().chunk(2)
+    loss = on_data.mean() - on_samples.mean()
+    stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
+    return cfg.energy_weight * loss, {name: value.detach() for name, value in stats.items()}
+
+
+def weight_or(weight: float | None, paper: float) -> float:
+    """A loss weight, or the paper's where none is set."""
+    return paper if weight is None else weight
+
+
+def step(trio: Trio, optimizers: Optimizers, x: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Stats:
+    """Algorithm 1, one iteration with its three updates, on data x (B, ...). Returns what was seen."""
+    z = torch.randn(len(x), cfg.latent_dim, dtype=x.dtype, device=x.device, generator=rng)
+    losses = dual_mcmc(trio, x, z, rng, cfg)
+    stats = losses.stats
+    stats["grad_norm_generator"] = descend(optimizers.generator, losses.generator)
+    stats["grad_norm_inference"] = descend(optimizers.inference, losses.inference)
+    loss = losses.energy
+    if cfg.second_x_chain:  # the authors' code: fresh negatives from the generator just updated
+        with torch.no_grad():
+            x_hat = trio.generator(z)
+        loss, energy_stats = energy_loss(trio, x, sample_ebm(trio, x_hat, rng, cfg), cfg)
+        stats |= energy_stats
+    stats["grad_norm_energy"] = descend(optimizers.energy, loss)
+    return stats
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    """One update; returns the norm of the gradient."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    optimizer.step()
+    return torch.nn.utils.get_total_norm(gradients)

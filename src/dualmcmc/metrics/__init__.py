@@ -1,0 +1,1 @@
+"""Numbers that say how good samples are: arrays in, one number out."""

@@ -1,0 +1,52 @@
+"""The three networks: plain torch modules that know nothing of learning."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dualmcmc.config import Config
+from dualmcmc.nets.blocks import add_spectral_norm, initialise
+from dualmcmc.nets.energy import ResnetEnergy, SimpleEnergy
+from dualmcmc.nets.generator import ResnetGenerator, SimpleGenerator
+from dualmcmc.nets.inference import ConvInference, Gaussian
+
+__all__ = ["Gaussian", "Trio", "build", "parameter_counts"]
+
+
+class Trio(nn.Module):
+    """The three networks learned together; any modules of these shapes will do.
+
+    energy: (B, ...) -> (B,), E(x) = -f(x). generator: (B, d) -> (B, ...), g(z).
+    inference: (B, ...) -> (mean, log_var), (B, d) each.
+    """
+
+    def __init__(self, energy: nn.Module, generator: nn.Module, inference: nn.Module) -> None:
+        super().__init__()
+        self.energy, self.generator, self.inference = energy, generator, inference
+
+
+def build(config: Config) -> Trio:
+    """The networks a config asks for, with weights fixed by its seed."""
+    nets, data, latent_dim = config.nets, config.data, config.teaching.latent_dim
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        energy: nn.Module
+        generator: nn.Module
+        if nets.kind == "simple":
+            energy = SimpleEnergy(data.size, data.channels, nets.energy_width)
+            generator = SimpleGenerator(data.size, data.channels, nets.generator_width, latent_dim)
+        else:
+            energy = ResnetEnergy(data.size, data.channels, nets.energy_width)
+            generator = ResnetGenerator(data.size, data.channels, nets.generator_width, latent_dim)
+        inference = ConvInference(data.size, data.channels, nets.inference_width, latent_dim)
+        for net in (energy, generator, inference):
+            initialise(net, nets.batchnorm_gain)
+        if nets.spectral_norm:
+            add_spectral_norm(energy)
+    return Trio(energy, generator, inference)
+
+
+def parameter_counts(trio: Trio) -> dict[str, int]:
+    """Learned numbers of each network."""
+    return {name: sum(p.numel() for p in net.parameters()) for name, net in trio.named_children()}

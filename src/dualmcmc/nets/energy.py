@@ -1,0 +1,49 @@
+"""The energy E(x) = -f_alpha(x) of the EBM pi(x) ~ exp(f_alpha(x)) (eq:ebm)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dualmcmc.nets.blocks import DownBlock, resnet_widths, stages
+
+
+class SimpleEnergy(nn.Module):
+    """Plain convolutions: conv3, one stride-2 conv4 a halving, a hidden layer. 2 M at 32x32."""
+
+    def __init__(self, size: int, channels: int, width: int) -> None:
+        super().__init__()
+        base, count = stages(size)
+        widths = [min(width << level, 4 * width) for level in range(count + 1)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        for inside, outside in pairwise(widths):
+            layers += [nn.Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.hidden = nn.Linear(widths[-1] * base * base, width)
+        self.out = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) images -> (B,) energies."""
+        return self.out(F.leaky_relu(self.hidden(self.features(x)), 0.2)).flatten()
+
+
+class ResnetEnergy(nn.Module):
+    """Residual blocks of width nef, mean over space, linear to 1, no biases. 16 M at 32x32, nef 512."""
+
+    def __init__(self, size: int, channels: int, nef: int) -> None:
+        super().__init__()
+        widths = resnet_widths(size, nef)[::-1]
+        if size <= 32:  # two blocks that halve the map, two that keep it
+            blocks = [DownBlock(channels, nef, down=True, first=True), DownBlock(nef, nef, down=True)]
+            blocks += [DownBlock(nef, nef, down=False) for _ in range(2)]
+        else:  # halve down to 2x2
+            blocks = [DownBlock(channels, widths[0], down=True, first=True)]
+            blocks += [DownBlock(a, b, down=True) for a, b in pairwise(widths)]
+        self.blocks = nn.Sequential(*blocks)
+        self.out = nn.Linear(widths[-1], 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) images -> (B,) energies."""
+        return self.out(F.relu(self.blocks(x)).mean(dim=(2, 3))).flatten()

@@ -1,0 +1,64 @@
+"""Networks that are read and not changed: inside a Markov chain, and when a trained run is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+
+@contextmanager
+def frozen(net: Callable[..., object]) -> Iterator[None]:
+    """Hold `net` still: no weight gradients, no running statistics, no power iterations.
+
+    A chain calls its network dozens of times at fixed parameters. Without this, each backward pass
+    could work out weight gradients that nobody reads, each BatchNorm would fold the chain's states
+    into its running statistics, and each spectral norm would be worked out again at every step:
+    inside, it is worked out once. BatchNorm still uses batch statistics if the net is in train mode.
+    """
+    if not isinstance(net, torch.nn.Module):  # a plain function has nothing to hold
+        yield
+        return
+    learned = [p for p in net.parameters() if p.requires_grad]
+    tracking = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and m.training]
+    iterating = [m for m in net.modules() if isinstance(m, parametrize.ParametrizationList) and m.training]
+    try:
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        for norm in tracking:
+            norm.track_running_stats = False
+        for reparametrised in iterating:
+            reparametrised.eval()
+        with parametrize.cached():
+            yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
+        for norm in tracking:
+            norm.track_running_stats = True
+        for reparametrised in iterating:
+            reparametrised.train()
+
+
+@contextmanager
+def sampling_mode(net: torch.nn.Module, batchnorm: str) -> Iterator[None]:
+    """Evaluation mode for a while; BatchNorm with "running" statistics or each "batch"'s own.
+
+    Batch statistics are what the authors sample with: an image then depends on its batch-mates.
+    """
+    modes = {module: module.training for module in net.modules()}
+    norms = [m for m in modes if isinstance(m, _BatchNorm) and m.track_running_stats and batchnorm == "batch"]
+    try:
+        net.eval()
+        for norm in norms:
+            norm.train()
+            norm.track_running_stats = False
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for norm in norms:
+            norm.track_running_stats = True

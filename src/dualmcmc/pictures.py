@@ -1,0 +1,53 @@
+"""Images in [-1, 1] to and from bytes, and grids of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dualmcmc.files import atomic
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    """Images in [-1, 1] to bytes, rounded; values outside are cut off."""
+    return ((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
+def from_uint8(x: Tensor) -> Tensor:
+    """Bytes to [-1, 1]."""
+    return x.float() / 127.5 - 1
+
+
+def grid(images: Tensor, columns: int, gap: int = 1) -> Tensor:
+    """(N, C, H, W) bytes to one (C, h, w) picture, row by row on white, small images enlarged."""
+    count, channels, height, width = images.shape
+    scale = max(1, 48 // height)
+    images = images.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    height, width, gap = height * scale, width * scale, gap * max(1, scale // 2)
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    canvas = torch.full((channels, rows * (height + gap) - gap, columns * (width + gap) - gap), 255, dtype=torch.uint8)
+    for index, image in enumerate(images.cpu()):
+        top, left = index // columns * (height + gap), index % columns * (width + gap)
+        canvas[:, top : top + height, left : left + width] = image
+    return canvas
+
+
+def side_by_side(*pictures: Tensor, gap: int = 24) -> Tensor:
+    """(C, h, w) pictures of one height in a row, on white."""
+    channels, height, _ = pictures[0].shape
+    spacer = torch.full((channels, height, gap), 255, dtype=torch.uint8)
+    parts = [part for picture in pictures for part in (spacer, picture)][1:]
+    return torch.cat(parts, dim=2)
+
+
+def save_png(picture: Tensor, path: Path) -> None:
+    """A (C, h, w) byte picture as a PNG file, atomically."""
+    from PIL import Image
+
+    pixels = picture.permute(1, 2, 0).contiguous().numpy()
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    with atomic(path) as temporary:
+        image.save(temporary, format="PNG")

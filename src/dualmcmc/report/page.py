@@ -1,0 +1,122 @@
+"""The page itself: plain HTML with its pictures inside."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from dualmcmc import __version__, settings
+from dualmcmc.engine import journal
+from dualmcmc.engine.folder import RunFolder
+from dualmcmc.files import write_text
+from dualmcmc.nets import parameter_counts
+from dualmcmc.pictures import grid, side_by_side, to_uint8
+from dualmcmc.report import figures
+from dualmcmc.tasks.reconstruct import held_out
+from dualmcmc.tasks.run import Run, load
+from dualmcmc.tasks.summary import summarise
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1f2937;max-width:1100px;margin:2rem auto;padding:0 1rem;background:#fff}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #e5e7eb;padding-bottom:.2rem}
+table{border-collapse:collapse}td,th{padding:.25rem .9rem .25rem 0;text-align:left;border-bottom:1px solid #f3f4f6}
+td.n{font-variant-numeric:tabular-nums;text-align:right}img{max-width:100%;height:auto}
+figure{margin:1rem 0}figcaption{color:#6b7280;font-size:.9rem}
+pre{background:#f9fafb;padding:1rem;overflow-x:auto;font-size:12.5px}
+.film img{image-rendering:pixelated}
+"""
+
+WORDS = {
+    "fd_pixels_generator": "Fréchet distance (pixels) to held-out images: generator samples",
+    "fd_pixels_revised": "… EBM-revised samples",
+    "fd_pixels_real": "… real training images (as good as it gets)",
+    "mse_inference": "reconstruction MSE in [−1, 1]: inference alone",
+    "mse_revised": "… inference + z-chain",
+}
+
+
+def write_report(folder: RunFolder, device: str = "auto", out: Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """Measure a run, write its page; returns where it is and the numbers on it."""
+    run = load(folder.root, device)
+    numbers = summarise(run)
+    page = _page(folder, run, numbers)
+    path = out or folder.report
+    write_text(path, page)
+    return path, numbers
+
+
+def _page(folder: RunFolder, run: Run, numbers: dict[str, Any]) -> str:
+    log = journal.read(folder.log)
+    images, what = held_out(run)
+    start = run.sample(64, steps=0)
+    both = side_by_side(*(grid(to_uint8(part).cpu(), 8) for part in (start, run.revise_x(start))))
+    x_strip, x_profile, x_ends = figures.x_chain(run)
+    z_strip, z_profile, z_ends = figures.z_chain(run, images)
+    name = html.escape(folder.root.resolve().name)
+    description = html.escape(run.config.description)
+    sections = [
+        f"<h1>{name}</h1><p>{description}</p>",
+        "<h2>Numbers</h2>"
+        + _table([(WORDS[key], f"{numbers[key]:.4g}") for key in WORDS if key in numbers])
+        + f"<p>Measured on {html.escape(str(numbers['measured_on']))}"
+        + (f", with {numbers['samples']:,} samples" if "samples" in numbers else "")
+        + ".</p>",
+        "<h2>Samples</h2>"
+        + _figure(figures.picture(both), "Left: generator. Right: the same, revised by the x-chain.", "film"),
+        "<h2>MCMC revision on x</h2>"
+        + _figure(
+            x_strip,
+            f"From generator samples (left) along {run.config.sampling.x_chain.steps} steps on the energy.",
+            "film",
+        )
+        + _figure(x_profile, f"Mean energy {x_ends['start']:.4g} at the start, {x_ends['end']:.4g} at the end."),
+        "<h2>MCMC revision on z</h2>"
+        + _figure(
+            z_strip,
+            f"From inference alone (left) along {run.config.teaching.z_chain.steps} steps on the posterior; "
+            f"rightmost the {what}.",
+            "film",
+        )
+        + _figure(z_profile, f"Mean MSE {z_ends['start']:.4g} at the start, {z_ends['end']:.4g} at the end."),
+        "<h2>Curves</h2>" + _figure(figures.curves(log), "Means over each stretch of the log."),
+        "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),
+        f"<h2>Settings</h2><pre>{html.escape(settings.render(run.config))}</pre>",
+        f"<p><small>dualmcmc {__version__}</small></p>",
+    ]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{name}: dualmcmc</title><style>{STYLE}</style><body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
+    begun = [entry for entry in log if entry.get("kind") in ("start", "resume")]
+    lines = [entry for entry in log if entry.get("kind") == "train"]
+    rows = [(f"parameters of the {net}", f"{count:,}") for net, count in parameter_counts(run.trio).items()]
+    rows.append(("images trained on", f"{run.images:,}"))
+    if begun:
+        rows.append(("device", f"{begun[-1].get('device')}, torch {begun[-1].get('torch')}"))
+        rows.append(("sittings", str(len(begun))))
+    if lines:
+        seconds, iterations = lines[-1]["seconds"], lines[-1]["iteration"]
+        rows += [
+            ("iterations", f"{iterations:,}"),
+            ("training time", f"{seconds / 60:.1f} min"),
+            ("per iteration", f"{1000 * seconds / iterations:.1f} ms"),
+        ]
+    saves = [entry["seconds"] for entry in log if entry.get("kind") == "save"]
+    if saves:
+        rows.append(("per save", f"{1000 * sum(saves) / len(saves):.0f} ms"))
+    return rows
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    cells = (f"<tr><td>{html.escape(a)}</td><td class=n>{html.escape(b)}</td></tr>" for a, b in rows)
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _figure(address: str, caption: str, kind: str = "") -> str:
+    return (
+        f'<figure class="{kind}"><img src="{address}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>'
+    )

@@ -1,0 +1,232 @@
+"""Settings from what people write: presets, YAML files, key=value. And back to YAML, commented.
+
+Everything is checked here, once: an unknown key, a wrong type or a value out of range is refused in
+one line that says where it stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from dualmcmc.config import Config
+from dualmcmc.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def from_tree(tree: Any, where: str = "the settings") -> Config:
+    """The typed settings of a nested dict; refuses unknown keys and wrong types in one line."""
+    return _build(Config, tree, "", where)
+
+
+def to_tree(config: Any) -> dict[str, Any]:
+    """The nested dict of plain values behind a settings object."""
+    tree = dataclasses.asdict(config)
+    return typing.cast(dict[str, Any], _plain(tree))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def setting_names(cls: Any = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the tree."""
+    hints = typing.get_type_hints(cls)
+    for entry in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[entry.name]):
+            yield from setting_names(hints[entry.name], f"{prefix}{entry.name}.")
+        else:
+            yield f"{prefix}{entry.name}"
+
+
+def _build(cls: type[T], tree: Any, prefix: str, where: str) -> T:
+    if not isinstance(tree, dict):
+        raise UserError(f"{where}: {prefix.rstrip('.') or 'the file'} must hold key: value pairs, not {tree!r}.")
+    hints = typing.get_type_hints(cls)
+    known = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if key not in known:
+            raise UserError(f"{where}: unknown setting '{path}'.{nearest(path, setting_names())}")
+        kind = hints[key]
+        if dataclasses.is_dataclass(kind):
+            values[key] = _build(typing.cast(type, kind), value, f"{path}.", where)
+        else:
+            values[key] = _convert(kind, value, path, where)
+            _within_limits(values[key], known[key].metadata, path, where)
+    return cls(**values)
+
+
+def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
+    """`value` as the declared type, or one line saying what is expected."""
+    options = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):  # X | None
+        return None if value is None else _convert(options[0], value, path, where)
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        if value in options:
+            return value
+        wanted = " or ".join(options)
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)) and len(value) == len(options):
+            return tuple(_convert(k, v, path, where) for k, v in zip(options, value, strict=True))
+        wanted = f"a list of {len(options)} numbers"
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false"
+    elif kind is str:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        wanted = "text"
+    else:
+        number = _number(value)
+        if number is not None and (kind is float or number == int(number)):
+            return kind(value) if isinstance(value, int) else kind(number)
+        wanted = "a whole number" if kind is int else "a number"
+    raise UserError(f"{where}: {path} must be {wanted}, not {value!r}.")
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also where YAML reads 1e6 as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+_LIMITS = {
+    "gt": ("greater than", operator.gt),
+    "ge": ("at least", operator.ge),
+    "lt": ("less than", operator.lt),
+    "le": ("at most", operator.le),
+}
+
+
+def _within_limits(value: Any, metadata: Any, path: str, where: str) -> None:
+    for name, (words, holds) in _LIMITS.items():
+        if name not in metadata or value is None:
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            if not holds(item, metadata[name]):
+                raise UserError(f"{where}: {path} must be {words} {metadata[name]:g}, not {item!r}.")
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package, the default first."""
+    folder = resources.files("dualmcmc") / "presets"
+    names = sorted(item.name[: -len(".yaml")] for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return sorted(names, key=lambda name: name != "digits")
+
+
+def load(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
+    """The settings of a preset, or of a YAML file, with `key=value` changes on top."""
+    tree = _preset_tree(preset)
+    return from_tree(apply_overrides(tree, overrides), f"'{preset}'")
+
+
+def _preset_tree(preset: str) -> dict[str, Any]:
+    if preset.endswith((".yaml", ".yml")):
+        try:
+            text = Path(preset).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the settings file '{preset}': {_reason(error)}.") from None
+    elif preset in preset_names():
+        text = (resources.files("dualmcmc") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+    else:
+        raise UserError(f"unknown preset '{preset}'.{nearest(preset, preset_names())} 'dualmcmc presets' lists them.")
+    tree = parse_yaml(text, f"'{preset}'")
+    base = tree.pop("extends", None)  # a variant says only what it changes
+    if base is None:
+        return tree
+    if base not in preset_names() or base == preset:
+        raise UserError(f"'{preset}' extends '{base}', which is not a preset.{nearest(str(base), preset_names())}")
+    return _merge(_preset_tree(base), tree)
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """A YAML mapping, safely loaded."""
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{where} is not valid YAML: {line}.") from None
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise UserError(f"{where} must hold key: value pairs.")
+    return tree
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]
+
+
+def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`tree` with dotted `key=value` pairs laid over it."""
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"'{text}' is not a setting: write key=value, for example train.batch=64.")
+        known = set(setting_names())
+        if key not in known:
+            inside = sorted(name for name in known if name.startswith(key + "."))
+            hint = f" It holds {', '.join(inside)}." if inside else nearest(key, sorted(known))
+            raise UserError(f"unknown setting '{key}'.{hint}")
+        try:
+            value = yaml.safe_load(raw)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UserError(f"cannot read the value in '{text}'.") from None
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tree = _merge(tree, value)
+    return tree
+
+
+def render(config: Config) -> str:
+    """The whole tree as YAML with a comment on each setting; `from_tree` reads it back."""
+    lines: list[tuple[str, str]] = []
+
+    def walk(node: Any, indent: str) -> None:
+        for entry in dataclasses.fields(node):
+            value = getattr(node, entry.name)
+            doc = entry.metadata["doc"].strip().splitlines()[0]
+            if dataclasses.is_dataclass(value):
+                if not indent:
+                    lines.append(("", ""))
+                lines.append((f"{indent}{entry.name}:", doc))
+                walk(value, indent + "  ")
+            else:
+                lines.append((f"{indent}{entry.name}: {_scalar(value)}", doc))
+
+    walk(config, "")
+    width = min(48, max(len(left) for left, _ in lines if "description" not in left))
+    return "\n".join(f"{left:<{width}}  # {doc}" if doc else left for left, doc in lines) + "\n"
+
+
+def _scalar(value: Any) -> str:
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()

@@ -1,0 +1,129 @@
+"""A trained run, ready to use from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dualmcmc import rng as random_numbers
+from dualmcmc import settings
+from dualmcmc.config import Chain, Config
+from dualmcmc.engine import checkpoint
+from dualmcmc.engine.device import pick
+from dualmcmc.engine.folder import RunFolder
+from dualmcmc.engine.state import load_live_trio
+from dualmcmc.errors import UserError
+from dualmcmc.langevin import Trace, revise_x, revise_z
+from dualmcmc.nets import Gaussian, Trio, build
+from dualmcmc.nets.frozen import sampling_mode
+
+
+class Run:
+    """The three networks of a run and what can be done with them.
+
+    Images are (B, C, H, W) floats in [-1, 1], latents (B, d), both on `run.device`. Every method that
+    draws takes `rng`; without one it uses the run's own, seeded when the run was loaded. `steps` sets
+    the length of a chain, None the run's own. A `trace` is filled with what the chain did.
+    """
+
+    def __init__(self, config: Config, trio: Trio, device: torch.device, images: int, seed: int = 0) -> None:
+        self.config, self.device, self.images = config, device, images
+        self.trio = trio.to(device).eval().requires_grad_(False)
+        self.rng = random_numbers.generator(random_numbers.derive(seed, 4), device)
+
+    def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
+        """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. steps=0: x_hat itself."""
+        rng = rng or self.rng
+        z = torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng)
+        return self.revise_x(self.generate(z), steps, rng)
+
+    def generate(self, z: Tensor) -> Tensor:
+        """g(z): the generator's images of latents."""
+        return self._in_batches(self.trio.generator, z)
+
+    def revise_x(
+        self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None, trace: Trace | None = None
+    ) -> Tensor:
+        """T_x: Langevin steps on the energy from images x, with the settings of `sampling.x_chain`."""
+        chain = _with_steps(self.config.sampling.x_chain, steps)
+        if trace is not None:  # a trace is of one chain: no batches
+            with sampling_mode(self.trio, self.config.sampling.batchnorm):
+                return revise_x(self.trio.energy, x, chain, rng or self.rng, trace)
+        return self._in_batches(lambda part: revise_x(self.trio.energy, part, chain, rng or self.rng), x)
+
+    def infer(self, x: Tensor) -> Gaussian:
+        """q(z|x) of images x: its mean and log-variance."""
+        both = self._in_batches(lambda part: torch.stack(tuple(self.trio.inference(part)), 1), x)
+        return Gaussian(both[:, 0], both[:, 1])
+
+    def revise_z(
+        self,
+        z: Tensor,
+        x: Tensor,
+        steps: int | None = None,
+        rng: torch.Generator | None = None,
+        trace: Trace | None = None,
+    ) -> Tensor:
+        """T_z: Langevin steps on p(z|x) from latents z of images x, with `teaching.z_chain`."""
+        teaching = self.config.teaching
+        chain = _with_steps(teaching.z_chain, steps)
+        source = rng or self.rng
+
+        def chain_on(z: Tensor, x: Tensor) -> Tensor:
+            return revise_z(self.trio.generator, z, x, teaching.sigma, chain, source, trace)
+
+        if trace is not None:
+            with sampling_mode(self.trio, self.config.sampling.batchnorm):
+                return chain_on(z, x)
+        return self._in_batches(chain_on, z, x)
+
+    def reconstruct(self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
+        """g at the latents of images x: q's mean, then the z-chain. steps=0: inference alone."""
+        return self.generate(self.revise_z(self.infer(x).mean, x, steps, rng))
+
+    def energy(self, x: Tensor) -> Tensor:
+        """E(x) = -f(x), (B,): low where the model expects data."""
+        return self._in_batches(self.trio.energy, x)
+
+    @torch.no_grad()
+    def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """`function` on `sampling.batch` items at a time: memory stays bounded whatever the count."""
+        with sampling_mode(self.trio, self.config.sampling.batchnorm):
+            parts = zip(*(tensor.to(self.device).split(self.config.sampling.batch) for tensor in inputs), strict=True)
+            return torch.cat([function(*part) for part in parts])
+
+
+def _with_steps(chain: Chain, steps: int | None) -> Chain:
+    if steps is None:
+        return chain
+    if steps < 0:
+        raise UserError(f"the number of steps must be at least 0, not {steps}.")
+    return replace(chain, steps=steps)
+
+
+def load(path: str | Path, device: str = "auto", ema: bool = True, seed: int = 0) -> Run:
+    """A run from its folder, or from a snapshot file alone.
+
+    ema=False takes the weights as trained, not their average (needs the run folder's full state).
+    """
+    where, place = Path(path), pick(device)
+    if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
+        folder = RunFolder(where)
+        folder.require_run()
+        if not ema:
+            config, state = folder.read_config(), folder.latest_state()
+            return Run(config, load_live_trio(state, config), place, int(state.stem), seed)
+        where = folder.snapshot
+        if not where.exists():
+            raise UserError(f"'{folder.root}' holds no snapshot yet: train it first.")
+    elif not ema:
+        raise UserError(f"'{where}' holds averaged weights only: name the run folder to use the others.")
+    tensors, info = checkpoint.load(where)
+    config = settings.from_tree(info.get("config", {}), f"'{where}'")
+    trio = build(config)
+    checkpoint.fill(trio, tensors, where)
+    return Run(config, trio, place, int(info.get("images", 0)), seed)
