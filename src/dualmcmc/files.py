@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dualmcmc.errors import UserError
@@ -23,7 +23,8 @@ def atomic(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror or error}.") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is gone, renamed, or was never there
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

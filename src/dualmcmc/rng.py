@@ -14,7 +14,7 @@ Saved = tuple[dict[str, Tensor], dict[str, Any]]
 
 def derive(seed: int, *path: int) -> int:
     """A seed for one purpose (`path`), independent of those for others."""
-    return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(seed, spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
 
 
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 def from_tree(tree: Any, where: str = "the settings") -> Config:
     """The typed settings of a nested dict; refuses unknown keys and wrong types in one line."""
-    return _build(Config, tree, "", where)
+    return _build(Config(), tree, "", where)
 
 
 def to_tree(config: Any) -> dict[str, Any]:
@@ -51,23 +51,23 @@ def setting_names(cls: Any = Config, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{entry.name}"
 
 
-def _build(cls: type[T], tree: Any, prefix: str, where: str) -> T:
+def _build(default: T, tree: Any, prefix: str, where: str) -> T:
+    """`default` with what `tree` changes; a group keeps the defaults of its place for the rest."""
     if not isinstance(tree, dict):
         raise UserError(f"{where}: {prefix.rstrip('.') or 'the file'} must hold key: value pairs, not {tree!r}.")
-    hints = typing.get_type_hints(cls)
-    known = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(type(default))
+    known = {entry.name: entry for entry in dataclasses.fields(default)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if key not in known:
             raise UserError(f"{where}: unknown setting '{path}'.{nearest(path, setting_names())}")
-        kind = hints[key]
-        if dataclasses.is_dataclass(kind):
-            values[key] = _build(typing.cast(type, kind), value, f"{path}.", where)
+        if dataclasses.is_dataclass(hints[key]):
+            values[key] = _build(getattr(default, key), value, f"{path}.", where)
         else:
-            values[key] = _convert(kind, value, path, where)
+            values[key] = _convert(hints[key], value, path, where)
             _within_limits(values[key], known[key].metadata, path, where)
-    return cls(**values)
+    return dataclasses.replace(default, **values)  # type: ignore[type-var]
 
 
 def _convert(kind: Any, value: Any, path: str, where: str) -> Any:

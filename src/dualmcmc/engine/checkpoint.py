@@ -90,5 +90,5 @@ def fill_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
+        state.setdefault(int(index), {})[key] = value.clone()  # load_state_dict would share it
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

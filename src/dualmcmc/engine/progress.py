@@ -6,10 +6,11 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
-SHOWN = {"energy_gap": "gap", "reconstruction_mse": "mse", "x_moved": "x moved", "z_moved": "z moved"}
+SHOWN = {"energy_gap": "gap", "reconstruction_mse": "mse", "x_moved": "Δx"}
 
 
 class Reporter:
@@ -38,30 +39,37 @@ def reporter() -> Reporter:
 
 def in_words(record: dict[str, float]) -> str:
     """The losses that matter, in one line."""
-    return "  ".join(f"{word} {record[name]:.4g}" for name, word in SHOWN.items())
+    return " ".join(f"{word} {record[name]:.3g}" for name, word in SHOWN.items())
 
 
-class _Rate(ProgressColumn):
+class _Count(ProgressColumn):
+    """Images done of all, and the rate."""
+
     def render(self, task: Task) -> Text:
-        return Text(task.fields.get("rate", ""), style="cyan")
+        return Text(f"{_short(task.completed)}/{_short(task.total or 0)} {task.fields['rate']}", style="cyan")
+
+
+def _short(count: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return f"{count:.0f}"
 
 
 class Bar(Reporter):
-    """A live bar on the terminal."""
+    """A live bar on the terminal; it fits 80 columns."""
 
     def __init__(self) -> None:
         self._progress = Progress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("images"),
-            _Rate(),
+            BarColumn(bar_width=12),
+            _Count(Column(no_wrap=True)),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}", style="dim"),
+            TextColumn("{task.fields[words]}", style="dim", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=Console(stderr=True),
         )
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def start(self, done: int, total: int) -> None:
         self._task = self._progress.add_task("train", total=total, completed=done, words="", rate="")

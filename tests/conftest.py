@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from dualmcmc import cli, settings
+from dualmcmc.config import Config
+from dualmcmc.engine.loop import train
+from dualmcmc.engine.progress import Reporter
+
+TINY = [
+    "nets.energy_width=4",
+    "nets.generator_width=4",
+    "nets.inference_width=4",
+    "teaching.latent_dim=4",
+    "teaching.x_chain.steps=2",
+    "teaching.z_chain.steps=2",
+    "sampling.x_chain.steps=3",
+    "train.batch=16",
+    "train.images=128",
+    "train.save_every=64",
+    "train.sample_every=64",
+    "train.log_every=3",
+]
+
+
+def tiny(*overrides: str) -> Config:
+    """`digits` on networks small enough to train in a second."""
+    return settings.load("digits", [*TINY, *overrides])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_fixed_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained tiny run; tests read it and leave it as it is."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    train(tiny(), out, torch.device("cpu"), reporter=Reporter())
+    return out
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """The command as a person calls it: its exit code and what it printed."""
+
+    def run(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["dualmcmc", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return Answer(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+def assert_refused(answer: Answer, *words: str) -> None:
+    """One clear line on standard error, exit code 2, nothing on standard output."""
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    lines = answer.err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0], (word, lines[0])

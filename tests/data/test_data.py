@@ -1,0 +1,130 @@
+import io
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dualmcmc import data
+from dualmcmc.config import Data
+from dualmcmc.data.digits import digits
+from dualmcmc.data.files import read_images
+from dualmcmc.errors import UserError
+
+
+def pattern(seed, size=32, mode="RGB"):
+    channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, channels), dtype=np.uint8)
+    return Image.fromarray(pixels.squeeze(), mode)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for index in range(5):
+        where = tmp_path / "in" / ("sub" if index % 2 else ".")
+        pattern(index).save(where / f"{index}.png")
+    (tmp_path / "in" / "notes.txt").write_text("not an image")
+    return tmp_path / "in"
+
+
+def test_digits_are_the_real_ones():
+    images = digits()
+    assert images.shape == (1797, 1, 8, 8)
+    assert images.dtype == torch.uint8
+    assert (images.min(), images.max()) == (0, 255)
+    from sklearn.datasets import load_digits
+
+    assert (images[:, 0].double() * 16 / 255 - torch.from_numpy(load_digits().images)).abs().max() < 0.04
+
+
+def test_the_split_is_fixed_and_whole():
+    cfg = Data(source="digits", size=8, channels=1, holdout=0.2)
+    first, second = data.load(cfg), data.load(cfg)
+    assert torch.equal(first.train, second.train)
+    assert (len(first.train), len(first.test)) == (1438, 359)
+    rows = torch.cat([first.train, first.test]).flatten(1).sum(1).sort().values
+    assert torch.equal(rows, digits().flatten(1).sum(1).sort().values)
+
+
+def test_a_folder_a_zip_and_an_npz_agree(folder, tmp_path):
+    images = read_images(folder, 32, 3)
+    names = sorted(path for path in folder.rglob("*.png"))
+    assert torch.equal(images, torch.stack([torch.from_numpy(np.array(Image.open(n))).permute(2, 0, 1) for n in names]))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for path in names:
+            archive.write(path, path.relative_to(folder).as_posix())
+        archive.writestr("__MACOSX/._0.png", b"junk")
+    assert torch.equal(read_images(tmp_path / "a.zip", 32, 3), images)
+    for layout in ((0, 2, 3, 1), (0, 1, 2, 3)):
+        np.savez(tmp_path / "a.npz", images=images.permute(*layout).numpy())
+        assert torch.equal(read_images(tmp_path / "a.npz", 32, 3), images)
+
+
+def test_other_sizes_and_modes_are_converted(tmp_path):
+    pattern(0, 64, "RGBA").crop((0, 0, 64, 48)).save(tmp_path / "a.png")
+    Image.new("L", (100, 40), 77).save(tmp_path / "b.jpg")
+    images = read_images(tmp_path, 32, 3)
+    assert images.shape == (2, 3, 32, 32)
+    assert (images[1].float() - 77).abs().max() <= 2
+    assert read_images(tmp_path, 8, 1).shape == (2, 1, 8, 8)
+    np.savez(tmp_path / "grey.npz", np.zeros((3, 28, 28), np.uint8))
+    assert read_images(tmp_path / "grey.npz", 32, 1).shape == (3, 1, 32, 32)
+
+
+def test_one_image_file(tmp_path):
+    pattern(0).save(tmp_path / "a.png")
+    assert read_images(tmp_path / "a.png", 32, 3).shape == (1, 3, 32, 32)
+
+
+def evil_npz(path):
+    array = np.empty(1, object)
+    array[0] = print
+    np.savez(path, array)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words"),
+    [
+        ("absent", lambda p: None, "there is nothing at"),
+        ("empty", lambda p: p.mkdir(), "holds no images"),
+        ("text.txt", lambda p: p.write_text("hello"), "is not a folder"),
+        ("zero.png", lambda p: p.write_bytes(b""), "cannot read the image"),
+        ("cut.jpg", lambda p: p.write_bytes(jpeg()[:-400]), "cannot read the image"),
+        ("broken.npz", lambda p: p.write_bytes(b"PK nonsense"), "cannot read"),
+        ("pickled.npz", evil_npz, "cannot read"),
+        ("floats.npz", lambda p: np.savez(p, np.zeros((2, 8, 8, 3))), "must be uint8"),
+        ("flat.npz", lambda p: np.savez(p, np.zeros((2, 8), np.uint8)), "has shape"),
+        ("grey.npz", lambda p: np.savez(p, np.zeros((2, 8, 8), np.uint8)), "data.channels=3"),
+        ("none.npz", lambda p: np.savez(p), "holds no array"),
+    ],
+)
+def test_bad_files_are_refused_by_name(tmp_path, name, make, words):
+    make(tmp_path / name)
+    with pytest.raises(UserError) as error:
+        read_images(tmp_path / name, 32, 3)
+    assert words in str(error.value)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def jpeg():
+    buffer = io.BytesIO()
+    pattern(0, 64).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_what_a_config_asks_for(folder):
+    cfg = Data(source="files", path=str(folder), size=32, channels=3)
+    assert data.load(cfg).test is None
+    both = data.load(Data(source="files", path=str(folder), test_path=str(folder / "sub"), size=32, channels=3))
+    assert (len(both.train), len(both.test)) == (5, 2)
+    for bad, words in [
+        (Data(source="files"), r"data\.path"),
+        (Data(source="digits", size=32), "8x8 grey"),
+        (Data(source="files", path=str(folder), channels=2), "1 or 3"),
+        (Data(source="files", path=str(folder), holdout=0.01), "leaves nothing"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            data.load(bad)

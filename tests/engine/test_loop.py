@@ -1,0 +1,183 @@
+"""Runs that survive: exact resume, clean stops, divergence caught with the last good state kept."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dualmcmc import settings
+from dualmcmc.engine import loop
+from dualmcmc.engine.folder import RunFolder
+from dualmcmc.engine.journal import read
+from dualmcmc.engine.loop import resumed_config, train
+from dualmcmc.errors import Diverged, UserError
+from tests.conftest import TINY, tiny
+
+CPU = torch.device("cpu")
+DEVICES = [CPU, *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+RESNET = ("nets.kind=resnet", "ema.energy=true")
+
+
+def tensors(path):
+    """Everything in a saved state."""
+    return load_file(path)
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert torch.equal(value, b[name]), name
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("overrides", [(), RESNET, ("ema.half_life=0", "teaching.second_x_chain=true")])
+def test_resume_is_exact(tmp_path, overrides, device):
+    """2N iterations equal N, stop, resume, N: weights, moments, averages and random states, bit for bit."""
+    config = tiny(*overrides)
+    train(config, tmp_path / "whole", device)
+    train(config, tmp_path / "parts", device, max_images=64)
+    torch.manual_seed(999)  # whatever another process has drawn meanwhile
+    outcome = train(resumed_config(tmp_path / "parts", []), tmp_path / "parts", device, resume=True)
+    assert (outcome.why, outcome.images, outcome.iterations) == ("finished", 128, 8)
+    whole, parts = (RunFolder(tmp_path / name) for name in ("whole", "parts"))
+    assert_same(tensors(whole.latest_state()), tensors(parts.latest_state()))
+    assert_same(load_file(whole.snapshot), load_file(parts.snapshot))
+    first = load_file(whole.saved_states()[0])
+    assert not all(torch.equal(value, first[name]) for name, value in tensors(whole.latest_state()).items())
+
+
+def test_resume_after_a_kill_between_saves(tmp_path):
+    """Work past the last saved state is done again, the same way, and the log has no line twice."""
+    config = tiny("train.save_every=48")  # saves at 48 and 96, the end at 128
+    train(config, tmp_path / "whole", CPU)
+    train(config, tmp_path / "killed", CPU, max_images=112)
+    killed = RunFolder(tmp_path / "killed")
+    killed.latest_state().unlink()  # as if killed before the state at 112 was written
+    (killed.states / ".000000000112.safetensors.1.tmp").write_bytes(b"half a file")
+    with open(killed.log, "a") as log:
+        log.write('{"kind": "train", "ima')
+    train(resumed_config(tmp_path / "killed", []), tmp_path / "killed", CPU, resume=True)
+    whole = RunFolder(tmp_path / "whole")
+    assert_same(tensors(whole.latest_state()), tensors(killed.latest_state()))
+    lines = [entry["iteration"] for entry in read(killed.log) if entry["kind"] == "train"]
+    assert lines == sorted(set(lines))
+
+
+def test_the_seed_fixes_the_run(tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        train(tiny(f"seed={seed}", "train.images=32"), tmp_path / name, CPU)
+    a, b, c = (tensors(RunFolder(tmp_path / name).latest_state()) for name in "abc")
+    assert_same(a, b)
+    assert not torch.equal(a["rng.method"], c["rng.method"])
+    assert not torch.equal(a["nets.energy.out.parametrizations.weight.original"],
+                           c["nets.energy.out.parametrizations.weight.original"])  # fmt: skip
+
+
+def test_a_run_folder_holds_what_it_should(finished_run):
+    folder = RunFolder(finished_run)
+    assert folder.read_config() == tiny()
+    assert [path.stem for path in folder.saved_states()] == ["000000000064", "000000000128"]  # train.keep=2
+    assert sorted(path.name for path in folder.samples.iterdir()) == ["000000000064.png", "000000000128.png"]
+    assert any(folder.tensorboard.iterdir())
+    assert folder.snapshot.stat().st_size < folder.latest_state().stat().st_size / 2
+    kinds = [entry["kind"] for entry in read(folder.log)]
+    assert kinds[0] == "start"
+    assert kinds[-1] == "stop"
+    numbers = [entry for entry in read(folder.log) if entry["kind"] == "train"]
+    assert [entry["iteration"] for entry in numbers] == [3, 4, 6, 8]
+    assert {"energy_gap", "reconstruction_mse", "x_moved", "grad_norm_energy"} <= numbers[0].keys()
+    assert not list(finished_run.rglob("*.tmp"))
+
+
+def test_learning_rate_decays_by_the_epoch(tmp_path):
+    train(tiny("train.images=2900", "train.batch=1450", "train.log_every=1", "optim.energy.lr_decay=0.5",
+               "optim.energy.lr=1e-3"), tmp_path / "run", CPU)  # fmt: skip
+    rates = [entry["lr_energy"] for entry in read(RunFolder(tmp_path / "run").log) if entry["kind"] == "train"]
+    assert rates == [1e-3, 0.5e-3]  # 1,438 images an epoch
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("guard.energy_gap=1e-9",), "guard.energy_gap"),
+        (("optim.energy.lr=1e30", "nets.spectral_norm=false"), "is nan"),
+    ],
+)
+def test_divergence_stops_the_run_and_keeps_the_last_good_state(tmp_path, overrides, words):
+    out = tmp_path / "run"
+    with pytest.raises(Diverged, match="diverged at image") as stopped:
+        train(tiny(*overrides, "train.save_every=16"), out, CPU)
+    assert words in str(stopped.value)
+    assert "optim.energy.lr" in str(stopped.value)
+    folder = RunFolder(out)
+    for path in folder.saved_states():
+        assert all(value.isfinite().all() for value in tensors(path).values() if value.is_floating_point())
+    assert str(folder.latest_state()) in str(stopped.value)
+    assert read(folder.log)[-1]["kind"] == "diverged"
+    for line in folder.log.read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_diverged_run_goes_on_with_gentler_settings(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Diverged):
+        train(tiny("guard.energy_gap=1e-9"), out, CPU)
+    outcome = train(resumed_config(out, ["guard.energy_gap=100"]), out, CPU, resume=True)
+    assert outcome.why == "finished"
+
+
+def test_limits(tmp_path):
+    outcome = train(tiny(), tmp_path / "images", CPU, max_images=40)
+    assert (outcome.why, outcome.images) == ("max-images", 48)  # whole batches
+    outcome = train(tiny("train.images=100000000"), tmp_path / "minutes", CPU, max_minutes=1e-4)
+    assert outcome.why == "max-minutes"
+    assert RunFolder(tmp_path / "minutes").latest_state().stem == f"{outcome.images:012d}"
+
+
+def test_a_resumed_run_may_be_extended_but_not_turned_into_another(tmp_path):
+    train(tiny("train.images=16"), tmp_path / "run", CPU)
+    longer = resumed_config(tmp_path / "run", ["train.images=48"])
+    assert train(longer, tmp_path / "run", CPU, resume=True).images == 48
+    assert RunFolder(tmp_path / "run").read_config().train.images == 48
+    for change in ("seed=1", "nets.energy_width=8", "teaching.latent_dim=5", "data.holdout=0.5"):
+        with pytest.raises(UserError, match="a resumed run cannot change"):
+            resumed_config(tmp_path / "run", [change])
+
+
+def test_bad_data_leaves_nothing_behind(tmp_path):
+    config = settings.load("mnist", TINY)
+    with pytest.raises(UserError, match=r"data\.path"):
+        train(config, tmp_path / "run", CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_host_sync_in_an_iteration(tmp_path, monkeypatch):
+    """An iteration reads no tensor's value; Adam's own step counters, which live on the host, do not count."""
+    reads = 0
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
+
+        def counted(self, *arguments, original=getattr(torch.Tensor, name), **words):
+            nonlocal reads
+            reads += 1
+            return original(self, *arguments, **words)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    adam_step, iterate, seen = torch.optim.Adam.step, loop._Loop._iterate, []
+
+    def uncounted(self, *arguments):
+        nonlocal reads
+        before = reads
+        adam_step(self, *arguments)
+        reads = before
+
+    def watched(self):
+        before = reads
+        iterate(self)
+        seen.append(reads - before)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", uncounted)
+    monkeypatch.setattr(loop._Loop, "_iterate", watched)
+    train(tiny("train.images=64"), tmp_path / "run", CPU)
+    assert seen == [0] * 4
+    assert reads > 0, "the log reads values, so the counter works"

@@ -1,0 +1,205 @@
+"""Algorithm 1 against the paper's equations, written out again here without the package's helpers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+
+from dualmcmc.config import Chain, Teaching
+from dualmcmc.methods.dual_mcmc import Optimizers, Trio, dual_mcmc, step
+
+B, D, X = 6, 3, 5
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = nn.Sequential(nn.Linear(X, 8), nn.Tanh(), nn.Linear(8, D))
+        self.log_var = nn.Linear(X, D)
+
+    def forward(self, x):
+        return self.mean(x), self.log_var(x)
+
+
+def make_trio():
+    energy = nn.Sequential(nn.Linear(X, 8), nn.SiLU(), nn.Linear(8, 1, bias=False), nn.Flatten(0))
+    generator = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, X))
+    return Trio(energy, generator, TwoHeads()).double()
+
+
+def make_batch():
+    return torch.randn(B, X, dtype=torch.float64), torch.randn(B, D, dtype=torch.float64)
+
+
+PAPER = Teaching(
+    latent_dim=D, sigma=0.4, x_chain=Chain(steps=5, step_size=0.03), z_chain=Chain(steps=4, step_size=0.02)
+)
+
+
+def papers_samples(trio, x, z, seed, sigma, start_noise=0.0):
+    """x~ and z~ by eq:ebm_langevin and eq:gen_langevin, from the parameters as they are."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def noise(like):
+        return torch.randn(like.shape, dtype=torch.float64, generator=rng)
+
+    f = lambda points: -trio.energy(points)  # noqa: E731
+    x_tau = trio.generator(z).detach()
+    if start_noise:
+        x_tau = x_tau + start_noise * noise(x_tau)
+    s = PAPER.x_chain.step_size
+    for _ in range(PAPER.x_chain.steps):
+        point = x_tau.clone().requires_grad_()
+        score = torch.autograd.grad(f(point).sum(), point)[0]
+        x_tau = x_tau + s * score + (2 * s) ** 0.5 * noise(x_tau)
+    mean, log_var = trio.inference(x)
+    z_tau = (mean + log_var.exp().sqrt() * noise(mean)).detach()
+    s = PAPER.z_chain.step_size
+    for _ in range(PAPER.z_chain.steps):
+        point = z_tau.clone().requires_grad_()
+        log_joint = log_p(trio, x, point, sigma)
+        score = torch.autograd.grad(log_joint.sum(), point)[0]
+        z_tau = z_tau + s * score + (2 * s) ** 0.5 * noise(z_tau)
+    return x_tau, z_tau
+
+
+def log_p(trio, x, z, sigma):
+    """log p_theta(x, z) = log N(x; g(z), sigma^2 I) + log N(z; 0, I)."""
+    likelihood = Independent(Normal(trio.generator(z), sigma), 1).log_prob(x)
+    prior = Independent(Normal(torch.zeros_like(z), torch.ones_like(z)), 1).log_prob(z)
+    return likelihood + prior
+
+
+def log_q(trio, z, x):
+    mean, log_var = trio.inference(x)
+    return Independent(Normal(mean, log_var.exp().sqrt()), 1).log_prob(z)
+
+
+def gradients(value, net):
+    return torch.autograd.grad(value, list(net.parameters()), allow_unused=True)
+
+
+def papers_gradients(trio, x, z, x_rev, z_rev, sigma):
+    """The three ascent directions, expectations as batch means."""
+    return {
+        # eq:ebm_obj_kl_ours_grad
+        "energy": gradients((-trio.energy(x)).mean() - (-trio.energy(x_rev)).mean(), trio.energy),
+        # eq:gen_obj_kl_ours_grad
+        "generator": gradients(
+            log_p(trio, x, z_rev, sigma).mean() + log_p(trio, x_rev, z, sigma).mean(), trio.generator
+        ),
+        # eq:inf_obj_kl_ours_grad
+        "inference": gradients(log_q(trio, z_rev, x).mean() + log_q(trio, z, x_rev).mean(), trio.inference),
+    }
+
+
+@pytest.mark.parametrize("start_noise", [0.0, 0.4])
+def test_the_three_gradients_are_the_papers(start_noise):
+    trio, (x, z) = make_trio(), make_batch()
+    cfg = Teaching(**{**vars(PAPER), "start_noise": start_noise})
+    losses = dual_mcmc(trio, x, z, torch.Generator().manual_seed(3), cfg)
+    x_rev, z_rev = papers_samples(trio, x, z, 3, cfg.sigma, start_noise)
+    expected = papers_gradients(trio, x, z, x_rev, z_rev, cfg.sigma)
+    for name, net in trio.named_children():
+        ours = gradients(-getattr(losses, name), net)
+        for mine, theirs in zip(ours, expected[name], strict=True):
+            assert mine.abs().max() > 1e-3
+            assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-9), name
+
+
+def test_each_loss_teaches_its_own_network_only():
+    trio, (x, z) = make_trio(), make_batch()
+    losses = dual_mcmc(trio, x, z, None, PAPER)
+    for name in ("energy", "generator", "inference"):
+        for other, net in trio.named_children():
+            found = torch.autograd.grad(
+                getattr(losses, name), list(net.parameters()), allow_unused=True, retain_graph=True
+            )
+            assert all((g is not None) == (name == other) for g in found)
+
+
+def test_weights_scale_their_terms():
+    trio, (x, z) = make_trio(), make_batch()
+
+    def losses(**changes):
+        return dual_mcmc(trio, x, z, torch.Generator().manual_seed(0), Teaching(**{**vars(PAPER), **changes}))
+
+    paper = losses()
+    data = losses(generator_data_weight=1, generator_sample_weight=0).generator
+    sample = losses(generator_data_weight=0, generator_sample_weight=1).generator
+    assert torch.allclose(paper.generator, (data + sample) / (2 * PAPER.sigma**2))
+    authors = losses(generator_data_weight=1, generator_sample_weight=50).generator
+    assert torch.allclose(authors, data + 50 * sample)
+    on_data = losses(inference_sample_weight=0).inference
+    on_samples = losses(inference_data_weight=0).inference
+    assert torch.allclose(losses(inference_sample_weight=0.1).inference, on_data + 0.1 * on_samples)
+    assert torch.allclose(losses(energy_weight=3).energy, 3 * paper.energy)
+
+
+def make_optimizers(trio, lr=0.1):
+    return Optimizers(*(torch.optim.SGD(net.parameters(), lr=lr) for net in trio.children()))
+
+
+def test_a_step_moves_all_three_by_gradients_at_the_start():
+    trio, (x, _) = make_trio(), make_batch()
+    start = copy.deepcopy(trio)
+    seed, lr = 5, 0.1
+    step(trio, make_optimizers(trio, lr), x, torch.Generator().manual_seed(seed), PAPER)
+    rng = torch.Generator().manual_seed(seed)
+    z = torch.randn(B, D, dtype=torch.float64, generator=rng)
+    losses = dual_mcmc(start, x, z, rng, PAPER)
+    for name, net in start.named_children():
+        descent = gradients(getattr(losses, name), net)
+        after = trio.get_submodule(name).parameters()
+        for old, gradient, new in zip(net.parameters(), descent, after, strict=True):
+            assert torch.allclose(new, old - lr * gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_the_second_x_chain_starts_from_the_generator_just_updated():
+    trio, (x, _) = make_trio(), make_batch()
+    start = copy.deepcopy(trio)
+    cfg = Teaching(**{**vars(PAPER), "x_chain": Chain(steps=0), "second_x_chain": True})
+    step(trio, make_optimizers(trio), x, torch.Generator().manual_seed(5), cfg)
+    z = torch.randn(B, D, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    for generator, same in ((trio.generator, True), (start.generator, False)):
+        x_hat = generator(z).detach()
+        descent = gradients(start.energy(x).mean() - start.energy(x_hat).mean(), start.energy)
+        moved = [
+            torch.allclose(new, old - 0.1 * g)
+            for old, g, new in zip(start.energy.parameters(), descent, trio.energy.parameters(), strict=True)
+        ]
+        assert all(moved) == same
+
+
+def test_stats_are_what_they_say():
+    trio, (x, z) = make_trio(), make_batch()
+    losses = dual_mcmc(trio, x, z, torch.Generator().manual_seed(3), PAPER)
+    x_rev, z_rev = papers_samples(trio, x, z, 3, PAPER.sigma)
+    stats = losses.stats
+    assert torch.allclose(stats["energy_gap"], trio.energy(x_rev).mean() - trio.energy(x).mean())
+    assert torch.allclose(stats["reconstruction_mse"], (x - trio.generator(z_rev)).square().mean())
+    assert torch.allclose(stats["x_moved"], (x_rev - trio.generator(z)).square().mean().sqrt())
+    assert not any(value.requires_grad for value in stats.values())
+
+
+def test_batchnorm_statistics_and_power_iterations_move_once_a_use():
+    """Inside a chain nothing moves: only the two learning passes of G and the one of E count."""
+    energy = nn.utils.parametrizations.spectral_norm(nn.Linear(X, 1, bias=False))
+    norm = nn.BatchNorm1d(8)
+    generator = nn.Sequential(nn.Linear(D, 8), norm, nn.Linear(8, X))
+    trio = Trio(nn.Sequential(energy, nn.Flatten(0)), generator, TwoHeads()).double().train()
+    iterations = 0
+    inner = energy.parametrizations.weight[0]
+    original = inner._power_method
+
+    def counted(*arguments):
+        nonlocal iterations
+        iterations += 1
+        return original(*arguments)
+
+    inner._power_method = counted
+    step(trio, make_optimizers(trio), make_batch()[0], None, PAPER)
+    assert iterations == 1
+    assert norm.num_batches_tracked == 2

@@ -1,0 +1,112 @@
+import shutil
+
+import pytest
+import torch
+
+import dualmcmc
+from dualmcmc.config import Chain
+from dualmcmc.errors import UserError
+from dualmcmc.langevin import Trace, revise_x
+from tests.conftest import tiny
+
+
+@pytest.fixture
+def run(finished_run):
+    return dualmcmc.load(finished_run, device="cpu")
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_loaded_run_knows_itself(run):
+    assert run.config == tiny()
+    assert run.images == 128
+    assert not any(p.requires_grad for p in run.trio.parameters())
+
+
+def test_shapes(run):
+    x = run.sample(5)
+    assert x.shape == (5, 1, 8, 8)
+    assert run.energy(x).shape == (5,)
+    q = run.infer(x)
+    assert q.mean.shape == q.log_var.shape == (5, 4)
+    assert run.revise_z(q.mean, x).shape == (5, 4)
+    assert run.reconstruct(x).shape == x.shape
+    assert run.generate(q.mean).shape == x.shape
+    assert not x.requires_grad
+
+
+def test_each_method_is_the_network_behind_it(run):
+    x, z = run.sample(6), torch.randn(6, 4)
+    with torch.no_grad():
+        assert torch.equal(run.energy(x), run.trio.energy(x))
+        assert torch.equal(run.generate(z), run.trio.generator(z))
+        assert torch.equal(run.infer(x).mean, run.trio.inference(x).mean)
+    assert torch.equal(run.reconstruct(x, steps=0), run.generate(run.infer(x).mean))
+    chain = Chain(steps=3, step_size=0.125, temperature=4e-6)  # the config's sampling.x_chain
+    assert run.config.sampling.x_chain == chain
+    assert torch.equal(run.revise_x(x, rng=rng()), revise_x(run.trio.energy, x, chain, rng()))
+
+
+def test_steps_and_seeds(run):
+    assert torch.equal(run.sample(4, rng=rng(1)), run.sample(4, rng=rng(1)))
+    assert not torch.equal(run.sample(4, rng=rng(1)), run.sample(4, rng=rng(2)))
+    start = run.sample(4, steps=0, rng=rng(1))
+    assert torch.equal(start, run.generate(torch.randn(4, 4, generator=rng(1))))
+    trace = Trace()
+    run.revise_x(start, steps=9, trace=trace)
+    assert len(trace.potential) == 10
+    trace = Trace()
+    run.revise_z(run.infer(start).mean, start, trace=trace)
+    assert len(trace.mse) == run.config.teaching.z_chain.steps + 1
+    with pytest.raises(UserError, match="at least 0"):
+        run.sample(4, steps=-1)
+
+
+def test_a_loaded_run_repeats_itself(finished_run):
+    first, second = (dualmcmc.load(finished_run, seed=3).sample(4) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, dualmcmc.load(finished_run, seed=4).sample(4))
+
+
+def test_batches_do_not_show(finished_run):
+    run = dualmcmc.load(finished_run)
+    x = run.sample(7, steps=0)
+    whole = run.energy(x)
+    object.__setattr__(run.config.sampling, "batch", 2)
+    assert torch.allclose(run.energy(x), whole, atol=1e-6)
+    assert run.reconstruct(x).shape == x.shape
+
+
+def test_averaged_or_not(finished_run):
+    averaged, live = dualmcmc.load(finished_run), dualmcmc.load(finished_run, ema=False)
+    z = torch.randn(3, 4)
+    assert not torch.equal(averaged.generate(z), live.generate(z))
+    x = averaged.generate(z)
+    assert torch.equal(averaged.energy(x), live.energy(x))  # ema.energy is off
+
+
+def test_a_snapshot_alone_is_enough(finished_run, tmp_path):
+    shutil.copy(finished_run / "snapshot.safetensors", tmp_path / "mine.safetensors")
+    alone, whole = dualmcmc.load(tmp_path / "mine.safetensors"), dualmcmc.load(finished_run)
+    z = torch.randn(3, 4)
+    assert torch.equal(alone.generate(z), whole.generate(z))
+    with pytest.raises(UserError, match="averaged weights only"):
+        dualmcmc.load(tmp_path / "mine.safetensors", ema=False)
+
+
+def test_what_is_no_run(tmp_path, finished_run):
+    for path, words in [
+        (tmp_path / "absent", "does not exist"),
+        (tmp_path / "absent.safetensors", "no file"),
+        (tmp_path, "not a run folder"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            dualmcmc.load(path)
+    shutil.copy(finished_run / "config.yaml", tmp_path / "config.yaml")
+    with pytest.raises(UserError, match="no snapshot yet"):
+        dualmcmc.load(tmp_path)
+    (tmp_path / "snapshot.safetensors").write_bytes(b"broken")
+    with pytest.raises(UserError, match="is broken"):
+        dualmcmc.load(tmp_path)

@@ -1,0 +1,196 @@
+"""The command as people call it, with good and with bad words."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import dualmcmc
+from dualmcmc import settings
+from tests.conftest import TINY, assert_refused
+
+COMMANDS = ["train", "sample", "reconstruct", "report", "presets", "config"]
+
+
+def process(*words, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "dualmcmc", *words], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_help_answers_at_once_and_without_pytorch():
+    begun = time.monotonic()
+    answer = process("--help")
+    assert time.monotonic() - begun < 1
+    assert answer.returncode == 0
+    for command in COMMANDS:
+        assert command in answer.stdout
+    code = "import sys, dualmcmc.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_completion_answers_at_once():
+    begun = time.monotonic()
+    words = {"_PYTHON__M_DUALMCMC_COMPLETE": "complete_bash", "COMP_WORDS": "dualmcmc train cif", "COMP_CWORD": "2"}
+    script = "import sys; sys.argv[0] = 'dualmcmc'; from dualmcmc.cli import main; main()"
+    environment = {**os.environ, **words, "_DUALMCMC_COMPLETE": "complete_bash"}
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert time.monotonic() - begun < 1
+    assert set(answer.stdout.split()) == {name for name in settings.preset_names() if name.startswith("cif")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(call, command):
+    answer = call(command, "--help")
+    assert answer.code == 0
+    assert "--json" in answer.out
+
+
+def test_version_and_no_words(call):
+    assert call("--version").out.strip() == dualmcmc.__version__
+    assert "Usage" in call().out
+
+
+def test_train_sample_reconstruct_report(call, tmp_path):
+    out = tmp_path / "run"
+    answer = call("train", "digits", *TINY, "--out", out, "--device", "cpu", "--seed", 3, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["images"] == 128
+    assert answer.json["why"] == "finished"
+    assert answer.json["parameters"]["energy"] > 0
+    assert settings.parse_yaml((out / "config.yaml").read_text(), "")["seed"] == 3
+    assert "parameters: energy" in answer.err
+    answer = call("sample", out, "-n", 4, "--steps", 2, "--json")
+    assert answer.json["steps"] == 2
+    assert (out / "sample.png").exists()
+    assert call("sample", out, "--no-ema", "--out", tmp_path / "a.npz").code == 0
+    answer = call("reconstruct", out, "--json")
+    assert answer.json["images"] == 359
+    assert (out / "reconstruct.png").exists()
+    assert "MSE" in call("reconstruct", out).out
+    answer = call("report", out, "--json")
+    assert answer.json["fd_pixels_real"] > 0
+    assert "report.html" in call("report", out).out
+    assert (out / "report.html").exists()
+
+
+def test_stop_and_go_on(call, tmp_path):
+    out = tmp_path / "run"
+    answer = call("train", *TINY, "--out", out, "--max-images", 32)  # no preset named: digits
+    assert "stopped (max-images)" in answer.out
+    assert f"dualmcmc train --resume --out {out}" in answer.out
+    answer = call("train", "--resume", "--out", out)
+    assert answer.code == 0, answer.err
+    assert "trained: 128 images" in answer.out
+    answer = call("train", "--resume", "--out", out)  # nothing left to do
+    assert answer.code == 0
+    assert "trained: 128 images" in answer.out
+
+
+def test_presets_and_config(call, tmp_path):
+    assert set(call("presets", "--json").json) == set(settings.preset_names())
+    printed = call("presets").out
+    assert all(name in printed for name in settings.preset_names())
+    text = call("config", "cifar10-resnet").out
+    (tmp_path / "mine.yaml").write_text(text)
+    assert settings.load(str(tmp_path / "mine.yaml")) == settings.load("cifar10-resnet")
+    assert call("config", "digits", "train.batch=3", "--json").json["train"]["batch"] == 3
+
+
+def test_divergence_has_its_own_code(call, tmp_path):
+    answer = call("train", *TINY, "guard.energy_gap=1e-9", "--out", tmp_path / "run")
+    assert answer.code == 3
+    assert "error: diverged at image" in answer.err
+    assert "--resume" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        (["train", "digit"], ["unknown preset 'digit'", "'digits'"]),
+        (["train", "train.bach=1"], ["unknown setting 'train.bach'", "'train.batch'"]),
+        (["train", "digits", "train.batch=x"], ["train.batch", "a whole number"]),
+        (["train", "digits", "nonsense"], ["nonsense", "key=value"]),
+        (["train", "--device", "tpu"], ["tpu", "cuda"]),
+        (["train", "--resume", "--out", "absent"], ["no run to resume", "absent"]),
+        (["train", "--out", "file/run"], ["file/run"]),
+        (["train", "--out", "file"], ["is a file"]),
+        (["train", "--max-images", "0"], ["--max-images"]),
+        (["train", "--max-minutes", "-1"], ["--max-minutes"]),
+        (["train", "--seed", "-1"], ["seed must be at least 0"]),
+        (["train", "--seed", "x"], ["--seed"]),
+        (["train", "mnist"], ["data.path"]),
+        (["train", "mnist", "data.path=absent.zip"], ["absent.zip"]),
+        (["train", "digits", "data.size=16"], ["8x8"]),
+        (["train", "mine.yaml"], ["mine.yaml"]),
+        (["train", "--bogus"], ["--bogus"]),
+        (["trian"], ["trian", "'train'"]),
+        (["sample", "absent"], ["absent", "does not exist"]),
+        (["sample", "file"], ["file"]),
+        (["reconstruct", "absent"], ["absent"]),
+        (["report", "absent"], ["absent"]),
+        (["sample"], ["RUN"]),
+        (["config", "nothing"], ["unknown preset"]),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(call, words, hints, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("a file")
+    assert_refused(call(*words), *hints)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_no_cuda_where_asked(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_refused(call("train", *TINY, "--device", "cuda", "--out", tmp_path / "run"), "cuda")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_run_is_not_overwritten(call, finished_run):
+    assert_refused(call("train", *TINY, "--out", finished_run), "already holds a run", "--resume")
+
+
+@pytest.mark.parametrize("command", ["sample", "reconstruct", "report"])
+def test_a_broken_checkpoint(call, finished_run, tmp_path, command):
+    broken = tmp_path / "run"
+    shutil.copytree(finished_run, broken)
+    (broken / "snapshot.safetensors").write_bytes(b"x" * 100)
+    before = sorted(os.listdir(broken))
+    assert_refused(call(command, broken), "snapshot.safetensors", "broken")
+    assert sorted(os.listdir(broken)) == before
+
+
+def test_a_broken_state_is_not_resumed(call, finished_run, tmp_path):
+    broken = tmp_path / "run"
+    shutil.copytree(finished_run, broken)
+    newest = max((broken / "states").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-9])
+    log = (broken / "log.jsonl").read_text()
+    assert_refused(call("train", "--resume", "--out", broken), newest.name, "broken")
+    assert (broken / "log.jsonl").read_text() == log
+    shutil.copy(broken / "snapshot.safetensors", newest)
+    assert_refused(call("train", "--resume", "--out", broken), newest.name)
+
+
+def test_bad_images_and_bad_targets(call, finished_run, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    assert_refused(
+        call("reconstruct", finished_run, "--images", tmp_path / "bad.png", "--out", tmp_path / "o.png"), "bad.png"
+    )
+    assert_refused(call("reconstruct", finished_run, "--out", tmp_path / "o.gif"), "o.gif")
+    assert_refused(call("sample", finished_run, "--out", tmp_path / "o.gif"), "o.gif")
+    assert_refused(call("sample", finished_run, "-n", 0, "--out", tmp_path / "o.png"), "-n")
+    assert_refused(call("sample", finished_run, "--steps", -1, "--out", tmp_path / "o.png"), "steps")
+    assert_refused(call("report", finished_run, "--out", tmp_path / "absent" / "o.html"), "o.html")
+    assert os.listdir(tmp_path) == ["bad.png"]
+
+
+def test_a_closed_pipe_is_no_traceback():
+    answer = subprocess.run(
+        f"{sys.executable} -m dualmcmc config | head -1", shell=True, capture_output=True, text=True
+    )
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,129 @@
+"""The kernels against closed forms: a Langevin chain on a Gaussian is known at any step size."""
+
+import pytest
+import torch
+from torch import nn
+
+from dualmcmc.config import Chain
+from dualmcmc.langevin import Trace, langevin, revise_x, revise_z
+
+CHAINS = 200_000  # a covariance estimated from these is good to about half a per cent
+MEAN = torch.tensor([1.0, -2.0], dtype=torch.float64)
+PRECISION = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
+EYE = torch.eye(2, dtype=torch.float64)
+
+
+def gaussian(x):
+    centred = x - MEAN
+    return 0.5 * torch.einsum("bi,ij,bj->b", centred, PRECISION, centred)
+
+
+def stationary_covariance(precision, step_size, temperature=1.0):
+    """C = A C A' + 2sT I with A = I - sP has the solution T (P - s P^2 / 2)^-1."""
+    return temperature * torch.linalg.inv(precision - step_size * precision @ precision / 2)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_stationary_law_of_the_discretised_chain(temperature):
+    chain = Chain(steps=60, step_size=0.3, temperature=temperature)
+    rng = torch.Generator().manual_seed(0)
+    x = langevin(torch.zeros(CHAINS, 2, dtype=torch.float64), gaussian, chain, rng)
+    expected = stationary_covariance(PRECISION, 0.3, temperature)
+    assert torch.allclose(x.mean(0), MEAN, atol=0.01)
+    assert torch.allclose(torch.cov(x.T), expected, rtol=0.02, atol=0.01 * temperature)
+    # and not the target's own covariance, from which the step size keeps it away
+    target = temperature * torch.linalg.inv(PRECISION)
+    assert (expected - target).abs().max() > 0.2 * temperature
+
+
+def test_law_after_a_few_steps():
+    steps, s = 3, 0.2
+    contraction = EYE - s * PRECISION
+    power = torch.linalg.matrix_power
+    mean = MEAN + power(contraction, steps) @ (torch.zeros(2, dtype=torch.float64) - MEAN)
+    covariance = sum(2 * s * power(contraction, 2 * k) for k in range(steps))
+    rng = torch.Generator().manual_seed(1)
+    x = langevin(torch.zeros(CHAINS, 2, dtype=torch.float64), gaussian, Chain(steps=steps, step_size=s), rng)
+    assert torch.allclose(x.mean(0), mean, atol=0.01)
+    assert torch.allclose(torch.cov(x.T), covariance, rtol=0.02, atol=0.01)
+
+
+def test_z_chain_matches_the_posterior_of_a_linear_generator():
+    weight = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
+    generator = nn.Linear(2, 3, dtype=torch.float64)
+    with torch.no_grad():
+        generator.weight.copy_(weight)
+        generator.bias.copy_(torch.tensor([0.1, -0.2, 0.3]))
+    sigma, s = 0.7, 0.1
+    x = torch.tensor([0.8, -1.1, 0.4], dtype=torch.float64)
+    precision = EYE + weight.T @ weight / sigma**2
+    mean = torch.linalg.solve(precision, weight.T @ (x - generator.bias.detach()) / sigma**2)
+    rng = torch.Generator().manual_seed(2)
+    start = torch.zeros(CHAINS, 2, dtype=torch.float64)
+    z = revise_z(generator, start, x.expand(CHAINS, 3), sigma, Chain(steps=80, step_size=s), rng)
+    assert torch.allclose(z.mean(0), mean, atol=0.01)
+    assert torch.allclose(torch.cov(z.T), stationary_covariance(precision, s), rtol=0.03, atol=0.003)
+
+
+def test_temperature_zero_is_gradient_descent():
+    x = torch.randn(5, 2, dtype=torch.float64)
+    moved = langevin(x, gaussian, Chain(steps=1, step_size=0.1, temperature=0), None)
+    assert torch.allclose(moved, x - 0.1 * (x - MEAN) @ PRECISION)
+
+
+def test_noise_is_the_papers_at_temperature_one():
+    assert Chain(step_size=0.005).noise_std == pytest.approx(0.1)
+    assert Chain(step_size=0.125, temperature=4e-6).noise_std == pytest.approx(0.001)
+
+
+def test_clamp_and_gradient_clip():
+    x = torch.full((4, 2), 100.0, dtype=torch.float64)
+    start = x.clone()
+    clipped = langevin(x, gaussian, Chain(steps=1, step_size=1, temperature=0, grad_clip=2.0), None)
+    assert torch.allclose((clipped - x).norm(dim=1), torch.full((4,), 2.0, dtype=torch.float64))
+    small = MEAN + 1e-3 * torch.randn(4, 2, dtype=torch.float64)
+    free = Chain(steps=1, step_size=1, temperature=0)
+    gentle = Chain(steps=1, step_size=1, temperature=0, grad_clip=2.0)
+    assert torch.equal(langevin(small, gaussian, free, None), langevin(small, gaussian, gentle, None))
+    clamped = langevin(x, gaussian, Chain(steps=2, step_size=0.1, clamp=0.5), None)
+    assert clamped.abs().max() <= 0.5
+    assert torch.equal(x, start)  # the caller's tensor is untouched
+
+
+def test_same_seed_same_chain_and_no_graph():
+    energy = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    x = torch.randn(3, 1, 2, 2)
+    chain = Chain(steps=4, step_size=0.1)
+    first, second = (revise_x(energy, x, chain, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, revise_x(energy, x, chain, torch.Generator().manual_seed(8)))
+    assert not first.requires_grad
+    assert all(parameter.grad is None for parameter in energy.parameters())
+    assert torch.equal(revise_x(energy, x, Chain(steps=0), None), x)
+
+
+def test_works_inside_no_grad():
+    with torch.no_grad():
+        x = langevin(torch.ones(2, 2, dtype=torch.float64), gaussian, Chain(steps=1, step_size=0.1), None)
+    assert x.shape == (2, 2)
+
+
+def test_trace_tells_what_the_chain_did():
+    generator = nn.Linear(2, 3)
+    x, z = torch.randn(5, 3), torch.randn(5, 2)
+    plain = revise_z(generator, z, x, 0.5, Chain(steps=7, step_size=0.01), torch.Generator().manual_seed(0))
+    trace = Trace(every=3)
+    traced = revise_z(generator, z, x, 0.5, Chain(steps=7, step_size=0.01), torch.Generator().manual_seed(0), trace)
+    assert torch.equal(plain, traced)  # looking changes nothing
+    assert trace.kept_at == [0, 3, 6, 7]
+    assert torch.equal(trace.states[0], z)
+    assert torch.equal(trace.states[-1], traced)
+    assert len(trace.potential) == len(trace.mse) == len(trace.moved) == 8
+    assert len(trace.grad_norm) == 7
+    with torch.no_grad():
+        for state, step in zip(trace.states, trace.kept_at, strict=True):
+            error = (x - generator(state)).square()
+            assert torch.allclose(trace.mse[step], error.mean(1), atol=1e-5)
+            joint = error.sum(1) / (2 * 0.25) + 0.5 * state.square().sum(1)
+            assert torch.allclose(trace.potential[step], joint, rtol=1e-5)
+            assert torch.allclose(trace.moved[step], (state - z).square().mean(1).sqrt(), atol=1e-6)

@@ -1,0 +1,185 @@
+import dataclasses
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualmcmc import settings
+from dualmcmc.config import Config
+from dualmcmc.errors import UserError, nearest
+
+EXPECTED = {
+    "digits", "mnist", "fashion-mnist", "cifar10-simple", "cifar10-resnet", "cifar10-resnet-128", "cifar10-resnet-256",
+    "cifar10-resnet-1024", "celeba64", "celebahq256", "church64",
+}  # fmt: skip
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(UserError) as error:
+        settings.load("digits", overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_presets_are_there_and_valid():
+    names = settings.preset_names()
+    assert names[0] == "digits"
+    assert set(names) == EXPECTED
+    for name in names:
+        assert settings.load(name).description
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_printed_settings_read_back_the_same(name):
+    config = settings.load(name)
+    text = settings.render(config)
+    assert settings.from_tree(yaml.safe_load(text)) == config
+    for line in text.splitlines():
+        assert not line or "  # " in line, f"no comment: {line}"
+
+
+def test_variants_change_only_what_they_say():
+    base, variant = settings.load("cifar10-resnet"), settings.load("cifar10-resnet-256")
+    assert variant.nets.energy_width == variant.nets.generator_width == 256
+    changed = dataclasses.replace(
+        variant,
+        description=base.description,
+        nets=dataclasses.replace(variant.nets, energy_width=512, generator_width=512),
+    )
+    assert changed == base
+
+
+def test_the_authors_settings():
+    """The table of the authors' released code, CIFAR-10 and CelebA-64."""
+    c = settings.load("cifar10-resnet")
+    t = c.teaching
+    assert (c.train.batch, c.train.images, t.latent_dim, t.sigma) == (100, 301 * 50_000, 128, 0.3)
+    assert (t.x_chain.steps, t.x_chain.step_size) == (30, 0.5**2 / 2)
+    assert t.x_chain.noise_std == pytest.approx(0.001)
+    assert (t.z_chain.steps, t.z_chain.step_size) == (10, pytest.approx(0.1**2 / 2))
+    assert t.z_chain.noise_std == pytest.approx(0.1)
+    assert (c.sampling.x_chain.steps, c.sampling.x_chain.step_size) == (70, pytest.approx(0.4**2 / 2))
+    assert c.sampling.x_chain.noise_std == pytest.approx(0.001)
+    assert (t.generator_data_weight, t.generator_sample_weight) == (1, 50)
+    assert (t.inference_data_weight, t.inference_sample_weight) == (1, 0.1)
+    assert [a.lr for a in (c.optim.energy, c.optim.generator, c.optim.inference)] == [1e-4, 3e-4, 1e-4]
+    assert [a.weight_decay for a in (c.optim.energy, c.optim.generator, c.optim.inference)] == [0, 5e-4, 5e-4]
+    assert all(a.betas == (0, 0.9) and a.lr_decay == 0.998 for a in (c.optim.energy, c.optim.generator))
+    assert not t.second_x_chain
+    celeba = settings.load("celeba64")
+    assert celeba.teaching.x_chain.step_size == pytest.approx(0.3**2 / 2)
+    assert celeba.teaching.x_chain.noise_std == pytest.approx(0.001, rel=1e-4)
+    assert celeba.teaching.generator_sample_weight == 70
+
+
+def test_overrides():
+    c = settings.load(
+        "digits",
+        ["train.images=1e6", "optim.energy.lr=3e-4", "optim.energy.betas=[0.5, 0.99]", "data.path=a b.zip",
+         "teaching.generator_data_weight=null", "ema.energy=true", "teaching.x_chain.clamp=1"],
+    )  # fmt: skip
+    assert c.train.images == 1_000_000
+    assert c.optim.energy.lr == 3e-4
+    assert c.optim.energy.betas == (0.5, 0.99)
+    assert c.data.path == "a b.zip"
+    assert c.teaching.generator_data_weight is None
+    assert c.ema.energy is True
+    assert c.teaching.x_chain.clamp == 1.0
+    assert isinstance(c.teaching.x_chain.clamp, float)
+
+
+def test_changing_one_setting_of_a_group_leaves_the_rest():
+    plain, changed = (
+        settings.from_tree({}),
+        settings.from_tree(
+            settings.apply_overrides(
+                {}, ["teaching.z_chain.step_size=0.1", "sampling.x_chain.steps=5", "optim.generator.lr=0.1"]
+            )
+        ),
+    )
+    assert changed.teaching.z_chain == dataclasses.replace(plain.teaching.z_chain, step_size=0.1)
+    assert changed.teaching.z_chain.steps == 10
+    assert changed.sampling.x_chain == dataclasses.replace(plain.sampling.x_chain, steps=5)
+    assert changed.optim.generator == dataclasses.replace(plain.optim.generator, lr=0.1)
+    assert changed.optim.generator.weight_decay == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.bach=3", "Did you mean 'train.batch'?"),
+        ("lr=3", "Did you mean 'optim.energy.lr'?"),
+        ("optim=3", "It holds optim.energy.betas"),
+        ("train.batch", "key=value"),
+        ("=3", "key=value"),
+        ("train.batch=many", "train.batch must be a whole number, not 'many'"),
+        ("train.batch=2.5", "train.batch must be a whole number"),
+        ("train.batch=true", "train.batch must be a whole number"),
+        ("train.batch=0", "train.batch must be at least 1"),
+        ("train.batch=null", "train.batch must be a whole number"),
+        ("ema.energy=1", "ema.energy must be true or false"),
+        ("nets.kind=resent", "nets.kind must be simple or resnet"),
+        ("optim.energy.lr=nan", "optim.energy.lr must be a number"),
+        ("optim.energy.lr=-1", "optim.energy.lr must be greater than 0"),
+        ("optim.energy.betas=[0.5]", "a list of 2 numbers"),
+        ("optim.energy.betas=[0.5, 1]", "less than 1"),
+        ("optim.energy.lr=[", "cannot read the value"),
+        ("data.holdout=1", "less than 1"),
+        ("data.path=[1, 2]", "data.path must be text"),
+        ("seed=-1", "seed must be at least 0"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(override, words):
+    assert words in refused(override)
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'digits'"):
+        settings.load("digit")
+
+
+def test_a_settings_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: digits\ntrain: {batch: 7}\n")
+    assert settings.load(str(path)).train.batch == 7
+    assert settings.load(str(path)).data.source == "digits"
+    for text, words in [
+        ("train: {bach: 7}", "unknown setting 'train.bach'"),
+        ("train: 7", "train must hold key: value pairs"),
+        ("- 1", "must hold key: value pairs"),
+        ("a: [", "not valid YAML"),
+        ("extends: digit", "not a preset. Did you mean 'digits'"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UserError) as error:
+            settings.load(str(path))
+        assert words in str(error.value)
+        assert "mine.yaml" in str(error.value)
+    with pytest.raises(UserError, match="cannot read the settings file"):
+        settings.load(str(tmp_path / "absent.yaml"))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot read the settings file"):
+        settings.load(str(path))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=30),
+            st.builds("{}={}".format, st.sampled_from(sorted(settings.setting_names())), st.text(max_size=20)),
+        ),
+        max_size=3,
+    )
+)
+def test_no_override_brings_a_traceback(overrides):
+    try:
+        assert isinstance(settings.load("digits", overrides), Config)
+    except UserError as error:
+        assert str(error)
+
+
+def test_nearest():
+    assert nearest("trian", ["train", "sample"]) == " Did you mean 'train'?"
+    assert nearest("zzz", ["train", "sample"]) == ""
