@@ -91,6 +91,21 @@ def test_stop_and_go_on(call, tmp_path):
     assert "trained: 128 images" in answer.out
 
 
+def test_resume_of_another_preset_is_refused(call, finished_run):
+    assert_refused(call("train", "mnist", "--resume", "--out", finished_run), "'digits'", "'mnist'")
+
+
+def test_out_of_memory_is_one_line(call, monkeypatch, tmp_path):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    monkeypatch.setattr("dualmcmc.engine.loop.step", full)
+    answer = call("train", *TINY, "--out", tmp_path / "run")
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith("error: out of GPU memory: lower train.batch")
+    assert "Traceback" not in answer.err
+
+
 def test_presets_and_config(call, tmp_path):
     assert set(call("presets", "--json").json) == set(settings.preset_names())
     printed = call("presets").out

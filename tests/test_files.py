@@ -24,7 +24,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path):
         write_text(tmp_path / "file" / "inside", "text")
     with pytest.raises(UserError, match="cannot make the folder"):
         make_folder(tmp_path / "file" / "inside")
-    with pytest.raises(UserError, match="cannot make the folder"):
+    with pytest.raises(UserError, match="is a file"):
         make_folder(tmp_path / "file")
 
 

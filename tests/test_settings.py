@@ -44,6 +44,7 @@ def test_variants_change_only_what_they_say():
     assert variant.nets.energy_width == variant.nets.generator_width == 256
     changed = dataclasses.replace(
         variant,
+        preset=base.preset,
         description=base.description,
         nets=dataclasses.replace(variant.nets, energy_width=512, generator_width=512),
     )
@@ -59,8 +60,8 @@ def test_the_authors_settings():
     assert t.x_chain.noise_std == pytest.approx(0.001)
     assert (t.z_chain.steps, t.z_chain.step_size) == (10, pytest.approx(0.1**2 / 2))
     assert t.z_chain.noise_std == pytest.approx(0.1)
-    assert (c.sampling.x_chain.steps, c.sampling.x_chain.step_size) == (70, pytest.approx(0.4**2 / 2))
-    assert c.sampling.x_chain.noise_std == pytest.approx(0.001)
+    assert (c.sampling_chain.steps, c.sampling_chain.step_size) == (70, pytest.approx(0.4**2 / 2))
+    assert c.sampling_chain.noise_std == pytest.approx(0.001)
     assert (t.generator_data_weight, t.generator_sample_weight) == (1, 50)
     assert (t.inference_data_weight, t.inference_sample_weight) == (1, 0.1)
     assert [a.lr for a in (c.optim.energy, c.optim.generator, c.optim.inference)] == [1e-4, 3e-4, 1e-4]
@@ -89,18 +90,20 @@ def test_overrides():
     assert isinstance(c.teaching.x_chain.clamp, float)
 
 
+def test_the_sampling_chain_is_trainings_but_for_what_is_set():
+    c = settings.load("digits", ["teaching.x_chain.step_size=0.3", "teaching.x_chain.clamp=1", "sampling.steps=9"])
+    assert c.sampling_chain == dataclasses.replace(c.teaching.x_chain, steps=9)
+    assert (c.sampling_chain.step_size, c.sampling_chain.clamp) == (0.3, 1.0)
+    assert settings.load("digits", ["sampling.temperature=0"]).sampling_chain.temperature == 0
+
+
 def test_changing_one_setting_of_a_group_leaves_the_rest():
     plain, changed = (
         settings.from_tree({}),
-        settings.from_tree(
-            settings.apply_overrides(
-                {}, ["teaching.z_chain.step_size=0.1", "sampling.x_chain.steps=5", "optim.generator.lr=0.1"]
-            )
-        ),
+        settings.from_tree(settings.apply_overrides({}, ["teaching.z_chain.step_size=0.1", "optim.generator.lr=0.1"])),
     )
     assert changed.teaching.z_chain == dataclasses.replace(plain.teaching.z_chain, step_size=0.1)
     assert changed.teaching.z_chain.steps == 10
-    assert changed.sampling.x_chain == dataclasses.replace(plain.sampling.x_chain, steps=5)
     assert changed.optim.generator == dataclasses.replace(plain.optim.generator, lr=0.1)
     assert changed.optim.generator.weight_decay == 5e-4
 

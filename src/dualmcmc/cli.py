@@ -32,7 +32,7 @@ def _complete_setting(incomplete: str) -> list[str]:
 
 
 Preset = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="[PRESET]",
         help="A preset ('dualmcmc presets') or a settings file, FILE.yaml.",
@@ -69,7 +69,7 @@ def _start(
 
 @app.command()
 def train(
-    preset: Preset = "digits",
+    preset: Preset = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/PRESET]", show_default=False)] = None,
     resume: Annotated[
@@ -100,22 +100,19 @@ def train(
 
       dualmcmc train --resume --out runs/c10       go on after a stop
     """
-    changes = list(overrides or [])
-    if "=" in preset:  # no preset, only settings
-        preset, changes = "digits", [preset, *changes]
+    preset, changes = _words(preset, overrides)
     if seed is not None:
         changes.append(f"seed={seed}")
     for name, limit in (("--max-images", max_images), ("--max-minutes", max_minutes)):
         if limit is not None and limit <= 0:
             raise UserError(f"{name} must be greater than 0, not {limit}.")
-    folder = out or Path("runs") / Path(preset).stem
+    folder = out or Path("runs") / Path(preset or "digits").stem
     if resume:
         from dualmcmc.engine.loop import resumed_config
 
-        chosen = resumed_config(folder, changes)
+        chosen = resumed_config(folder, changes, preset)
     else:
-        chosen = settings.load(preset, changes)
-        _refuse_existing(folder)
+        chosen = settings.load(preset or "digits", changes)
 
     from dualmcmc.engine import loop
     from dualmcmc.engine.device import pick
@@ -138,15 +135,6 @@ def train(
         print(f"look        dualmcmc report {folder}")
     if outcome.why in ("SIGINT", "SIGTERM"):
         raise typer.Exit(128 + signal.Signals[outcome.why])
-
-
-def _refuse_existing(folder: Path) -> None:
-    from dualmcmc.engine.folder import RunFolder
-
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out '{folder}' is a file: name a folder.")
-    if RunFolder(folder).holds_a_run():
-        raise UserError(f"'{folder}' already holds a run: add --resume to go on with it, or choose another --out.")
 
 
 @app.command()
@@ -250,7 +238,7 @@ def report(
     for key, words in WORDS.items():
         if key in numbers:
             print(f"{numbers[key]:8.4f}  {words}")
-    print(f"measured on {numbers['measured_on']}")
+    print(f"measured on {numbers['measured_on']}" + (f", {numbers['samples']} samples" if "samples" in numbers else ""))
     print(f"report: {path}")
 
 
@@ -272,20 +260,28 @@ def presets(as_json: Json = False) -> None:
             }
         )
         return
+    print(f"{'preset':<20} {'pixels':>7} {'nets':<7} {'width':>5}")
     for name, c in rows:
         print(
-            f"{name:<20} {c.data.size:>3}x{c.data.size:<3} {c.nets.kind:<7} {c.nets.energy_width:>4}  {c.description}"
+            f"{name:<20} {c.data.size:>3}x{c.data.size:<3} {c.nets.kind:<7} {c.nets.energy_width:>5}  {c.description}"
         )
 
 
 @app.command("config")
-def show_config(preset: Preset = "digits", overrides: Overrides = None, as_json: Json = False) -> None:
+def show_config(preset: Preset = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print the full settings of a preset as YAML, with a comment on each; train reads such a file."""
-    chosen = settings.load(preset, list(overrides or []))
+    preset, changes = _words(preset, overrides)
+    chosen = settings.load(preset or "digits", changes)
     if as_json:
         _print_json(settings.to_tree(chosen))
     else:
         print(settings.render(chosen), end="")
+
+
+def _words(preset: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """A call may leave the preset out and begin with a setting."""
+    changes = list(overrides or [])
+    return (None, [preset, *changes]) if preset is not None and "=" in preset else (preset, changes)
 
 
 def _beside(run: Path, name: str) -> Path:
@@ -312,6 +308,8 @@ def main() -> None:
     except OSError as error:
         code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.", 2)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported for its name
+            sys.exit(_complain("out of GPU memory: lower train.batch, or sampling.batch when sampling.", 2))
         if not hasattr(error, "format_message"):  # not the command line's own complaint: a bug
             raise
         code = _complain(_usage(error), 2)

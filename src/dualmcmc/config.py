@@ -8,7 +8,7 @@ what people write, checks it once at the door, and prints it with a comment on e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -136,9 +136,11 @@ class Ema:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a trained run draws samples."""
+    """How a trained run draws samples; what is null is as in training (teaching.x_chain)."""
 
-    x_chain: Chain = group(Chain, "T_x when samples are drawn", steps=30, step_size=0.125, temperature=4e-6)
+    steps: int | None = setting(None, "steps of the x-chain", ge=0)
+    step_size: float | None = setting(None, "its step size", gt=0)
+    temperature: float | None = setting(None, "its temperature", ge=0)
     batchnorm: Literal["running", "batch"] = setting(
         "running", "BatchNorm statistics: running, or each batch's own as the authors"
     )
@@ -169,6 +171,7 @@ class Guard:
 class Config:
     """All settings of a run."""
 
+    preset: str = setting("", "the preset this came from")
     description: str = setting("", "what this experiment is")
     seed: int = setting(0, "fixes the initial weights, the data order and all noise", ge=0, lt=2**63)
     data: Data = group(Data, Data.__doc__ or "")
@@ -179,3 +182,9 @@ class Config:
     sampling: Sampling = group(Sampling, Sampling.__doc__ or "")
     train: Train = group(Train, Train.__doc__ or "")
     guard: Guard = group(Guard, Guard.__doc__ or "")
+
+    @property
+    def sampling_chain(self) -> Chain:
+        """The x-chain of a trained run: training's, with what `sampling` changes."""
+        changes = {name: getattr(self.sampling, name) for name in ("steps", "step_size", "temperature")}
+        return replace(self.teaching.x_chain, **{name: value for name, value in changes.items() if value is not None})

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from dualmcmc.errors import UserError
 
+TEMPORARY = ".tmp"
+
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; what is written there becomes `path` when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -35,6 +37,8 @@ def write_text(path: Path, text: str) -> None:
 
 def make_folder(path: Path) -> Path:
     """A folder that exists and can be written to."""
+    if path.is_file():
+        raise UserError(f"'{path}' is a file: name a folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -23,7 +23,7 @@ def from_uint8(x: Tensor) -> Tensor:
 def grid(images: Tensor, columns: int, gap: int = 1) -> Tensor:
     """(N, C, H, W) bytes to one (C, h, w) picture, row by row on white, small images enlarged."""
     count, channels, height, width = images.shape
-    scale = max(1, 48 // height)
+    scale = max(1, 64 // height)
     images = images.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
     height, width, gap = height * scale, width * scale, gap * max(1, scale // 2)
     columns = min(columns, count)

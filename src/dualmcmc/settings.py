@@ -137,7 +137,7 @@ def preset_names() -> list[str]:
 
 def load(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
     """The settings of a preset, or of a YAML file, with `key=value` changes on top."""
-    tree = _preset_tree(preset)
+    tree = {"preset": Path(preset).stem} | _preset_tree(preset)
     return from_tree(apply_overrides(tree, overrides), f"'{preset}'")
 
 

@@ -60,6 +60,7 @@ def test_resume_after_a_kill_between_saves(tmp_path):
     train(resumed_config(tmp_path / "killed", []), tmp_path / "killed", CPU, resume=True)
     whole = RunFolder(tmp_path / "whole")
     assert_same(tensors(whole.latest_state()), tensors(killed.latest_state()))
+    assert not list(killed.root.rglob("*.tmp"))
     lines = [entry["iteration"] for entry in read(killed.log) if entry["kind"] == "train"]
     assert lines == sorted(set(lines))
 
@@ -156,8 +157,9 @@ def test_no_host_sync_in_an_iteration(tmp_path, monkeypatch):
     """An iteration reads no tensor's value; Adam's own step counters, which live on the host, do not count."""
     reads = 0
     for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
+        method = getattr(torch.Tensor, name)
 
-        def counted(self, *arguments, original=getattr(torch.Tensor, name), **words):
+        def counted(self, *arguments, original=method, **words):
             nonlocal reads
             reads += 1
             return original(self, *arguments, **words)

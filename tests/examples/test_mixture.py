@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 spec = importlib.util.spec_from_file_location("mixture", Path(__file__).parents[2] / "examples" / "mixture.py")
 mixture = importlib.util.module_from_spec(spec)
+sys.modules["mixture"] = mixture  # dataclasses look their module up
 spec.loader.exec_module(mixture)
 
 

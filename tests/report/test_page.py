@@ -1,6 +1,8 @@
 import re
+import shutil
 from html.parser import HTMLParser
 
+from dualmcmc.engine import checkpoint
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.report.page import write_report
 
@@ -36,9 +38,22 @@ def test_one_page_with_everything_inside(finished_run, tmp_path):
         assert words in page.text
 
 
-def test_names_are_escaped(finished_run, tmp_path):
-    import shutil
+def test_a_run_whose_data_are_gone(finished_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    _, info = checkpoint.load(run / "snapshot.safetensors")
+    tensors = checkpoint.load(run / "snapshot.safetensors")[0]
+    info["config"]["data"] |= {"source": "files", "path": "gone.zip"}
+    checkpoint.save(run / "snapshot.safetensors", tensors, info)
+    path, numbers = write_report(RunFolder(run), "cpu")
+    assert "gone.zip" in numbers["measured_on"]
+    page = Reader()
+    page.feed(path.read_text())
+    assert "MCMC revision on x" in page.headings
+    assert "MCMC revision on z" not in page.headings
 
+
+def test_names_are_escaped(finished_run, tmp_path):
     odd = tmp_path / "<b>run"
     shutil.copytree(finished_run, odd)
     path, _ = write_report(RunFolder(odd), "cpu")

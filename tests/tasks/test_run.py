@@ -44,8 +44,8 @@ def test_each_method_is_the_network_behind_it(run):
         assert torch.equal(run.generate(z), run.trio.generator(z))
         assert torch.equal(run.infer(x).mean, run.trio.inference(x).mean)
     assert torch.equal(run.reconstruct(x, steps=0), run.generate(run.infer(x).mean))
-    chain = Chain(steps=3, step_size=0.125, temperature=4e-6)  # the config's sampling.x_chain
-    assert run.config.sampling.x_chain == chain
+    chain = Chain(steps=3, step_size=0.125, temperature=4e-6)  # training's, but for sampling.steps
+    assert run.config.sampling_chain == chain
     assert torch.equal(run.revise_x(x, rng=rng()), revise_x(run.trio.energy, x, chain, rng()))
 
 

@@ -4,9 +4,10 @@ import torch
 from PIL import Image
 
 import dualmcmc
+from dualmcmc import data
 from dualmcmc.errors import UserError
 from dualmcmc.pictures import from_uint8
-from dualmcmc.tasks.reconstruct import held_out, images_for, reconstruct, save_picture
+from dualmcmc.tasks.reconstruct import images_for, reconstruct, save_picture
 from dualmcmc.tasks.sample import sample
 from dualmcmc.tasks.summary import summarise
 
@@ -23,7 +24,7 @@ def test_samples_as_pixels_and_as_a_picture(run, tmp_path):
         assert stored["revised"].dtype == np.uint8
     assert numbers["steps"] == 3
     sample(run, 9, 20, tmp_path / "a.png")
-    assert Image.open(tmp_path / "a.png").size[0] > 2 * 3 * 48
+    assert Image.open(tmp_path / "a.png").size[0] > 2 * 3 * 64
     for bad in ("a.jpg", "absent/a.png"):
         with pytest.raises(UserError, match="--out"):
             sample(run, 9, None, tmp_path / bad)
@@ -38,7 +39,7 @@ def test_the_x_chain_lowers_the_energy(run, tmp_path):
 
 
 def test_reconstruction_errors_are_what_they_say(run, tmp_path):
-    images, what = held_out(run)
+    images, what = images_for(run, None)
     assert (len(images), what) == (359, "held-out images")
     result = reconstruct(run, images)
     x = from_uint8(images)
@@ -58,7 +59,7 @@ def test_images_of_ones_own(run, tmp_path):
 
 
 def test_summary(run):
-    numbers = summarise(run)
+    numbers = summarise(run, data.load(run.config.data))
     assert numbers["samples"] == 1438
     assert numbers["measured_on"] == "359 held-out images"
     assert numbers["fd_pixels_real"] == pytest.approx(0.1, abs=0.03)

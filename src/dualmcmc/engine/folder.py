@@ -7,7 +7,7 @@ from pathlib import Path
 from dualmcmc import settings
 from dualmcmc.config import Config
 from dualmcmc.errors import UserError
-from dualmcmc.files import write_text
+from dualmcmc.files import TEMPORARY, write_text
 
 
 class RunFolder:
@@ -61,6 +61,12 @@ class RunFolder:
         if not found:
             raise UserError(f"'{self.root}' holds no saved state to go on from.")
         return found[-1]
+
+    def remove_leftovers(self) -> None:
+        """Delete what a kill in the middle of a write left behind."""
+        for part in (self.root, self.states, self.samples):
+            for path in part.glob(f".*{TEMPORARY}"):
+                path.unlink(missing_ok=True)
 
     def prune_states(self, keep: int) -> None:
         """Delete all but the newest `keep` states."""

@@ -56,16 +56,19 @@ def train(
     With `resume`, go on from the newest saved state, exactly where it was.
     """
     reporter = reporter or Reporter()
+    folder = RunFolder(out)
+    if not resume and folder.holds_a_run():
+        raise UserError(f"'{out}' already holds a run: add --resume to go on with it, or choose another --out.")
     images = data.load(config.data)  # first: bad input must leave nothing behind
     pixels = images.train.to(device)
     make_repeatable(device, config.train.deterministic)
     state = TrainState(config, device)
-    folder = RunFolder(out)
     same_noise = True
     if resume:
         same_noise = state.load(folder.latest_state())
     for part in (folder.root, folder.samples, folder.states):
         make_folder(part)
+    folder.remove_leftovers()
     folder.write_config(config)
     journal = Journal(folder, state.images)
     counts = parameter_counts(state.trio)
@@ -91,12 +94,17 @@ def train(
     return Outcome(out, state.images, state.iteration, state.seconds, why, counts, loop.last)
 
 
-def resumed_config(out: Path, overrides: list[str]) -> Config:
-    """A run's own settings with changes on top; refuses those that would make it another run."""
+def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -> Config:
+    """A run's own settings with changes on top; refuses those that would make it another run.
+
+    `preset`, where the caller named one, must be the run's.
+    """
     folder = RunFolder(out)
     if not folder.holds_a_run():
         raise UserError(f"there is no run to resume in '{out}': leave out --resume to start one.")
     old = folder.read_config()
+    if preset is not None and Path(preset).stem != old.preset:
+        raise UserError(f"the run in '{out}' is of preset '{old.preset}', not '{preset}': name that one, or none.")
     new = settings.from_tree(settings.apply_overrides(settings.to_tree(old), overrides), "the resumed run")
     before, after = _flat(old), _flat(new)
     for key in before:
@@ -143,10 +151,10 @@ class _Loop:
         cfg, state = self.config.train, self.state
         target = cfg.images if max_images is None else min(cfg.images, max_images)
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-        self.reporter.start(state.images, target)
-        self._read_at = time.monotonic()
         if state.images == 0:
             self._save()  # so that a run which diverges early still has a good state
+        self.reporter.start(state.images, target)
+        self._read_at = time.monotonic()
         with StopSignals() as signals:
             while state.images < target:
                 self._iterate()
@@ -158,12 +166,15 @@ class _Loop:
                 elif deadline is not None and time.monotonic() >= deadline:
                     why = "max-minutes"
                 save = why is not None or self._due(cfg.save_every)
-                if save or state.iteration % cfg.log_every == 0:
+                show = why is not None or self._due(cfg.sample_every)
+                if save or show or state.iteration % cfg.log_every == 0:
                     self._read()
-                if why is not None or self._due(cfg.sample_every):
+                if show:
                     self.journal.picture("samples", self.preview.write(), state.images)
                 if save:
                     self._save()
+                if save or show:
+                    self._read_at = time.monotonic()  # neither counts as training time
                 if why is not None:
                     self.journal.event("stop", state.images, why=why)
                     return why

@@ -30,7 +30,7 @@ class Preview:
         with sampling_mode(trio, self.config.sampling.batchnorm):
             with torch.no_grad():
                 x = trio.generator(z)
-            revised = revise_x(trio.energy, x, self.config.sampling.x_chain, source)
+            revised = revise_x(trio.energy, x, self.config.sampling_chain, source)
         picture = side_by_side(*(grid(to_uint8(images), COLUMNS) for images in (x, revised)))
         save_png(picture, self.folder.samples / f"{self.state.images:012d}.png")
         return picture

@@ -34,5 +34,5 @@ class Window:
         values = torch.stack([*(self._sums[name].float() for name in names), self._largest_gap.float()]).tolist()
         record = {name: value / self.count for name, value in zip(names, values[:-1], strict=True)}
         record["energy_gap_max"] = values[-1]
-        self.__init__()  # type: ignore[misc]
+        self.count, self._largest_gap = 0, None
         return record

@@ -46,7 +46,7 @@ def curves(log: Sequence[dict[str, Any]]) -> str:
 
 def x_chain(run: Run) -> tuple[str, str, dict[str, float]]:
     """Film strip of the x-chain from generator samples, its energy profile, and its ends."""
-    steps = run.config.sampling.x_chain.steps
+    steps = run.config.sampling_chain.steps
     trace = Trace(every=max(1, -(-steps // (FRAMES - 1))))
     run.revise_x(run.sample(64, steps=0), trace=trace)
     strip = _strip([to_uint8(state).cpu() for state in trace.states])

@@ -6,9 +6,10 @@ import html
 from pathlib import Path
 from typing import Any
 
-from dualmcmc import __version__, settings
+from dualmcmc import __version__, data, settings
 from dualmcmc.engine import journal
 from dualmcmc.engine.folder import RunFolder
+from dualmcmc.errors import UserError
 from dualmcmc.files import write_text
 from dualmcmc.nets import parameter_counts
 from dualmcmc.pictures import grid, side_by_side, to_uint8
@@ -37,22 +38,28 @@ WORDS = {
 
 
 def write_report(folder: RunFolder, device: str = "auto", out: Path | None = None) -> tuple[Path, dict[str, Any]]:
-    """Measure a run, write its page; returns where it is and the numbers on it."""
+    """Measure a run, write its page; returns where it is and the numbers on it.
+
+    A run whose data are not here any more gets a page without what needs them.
+    """
     run = load(folder.root, device)
-    numbers = summarise(run)
-    page = _page(folder, run, numbers)
+    images: data.Images | None = None
+    try:
+        images = data.load(run.config.data)
+        numbers: dict[str, Any] = summarise(run, images)
+    except UserError as error:
+        numbers = {"measured_on": f"no images: {error}"}
+    page = _page(folder, run, images, numbers)
     path = out or folder.report
     write_text(path, page)
     return path, numbers
 
 
-def _page(folder: RunFolder, run: Run, numbers: dict[str, Any]) -> str:
+def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict[str, Any]) -> str:
     log = journal.read(folder.log)
-    images, what = held_out(run)
     start = run.sample(64, steps=0)
     both = side_by_side(*(grid(to_uint8(part).cpu(), 8) for part in (start, run.revise_x(start))))
     x_strip, x_profile, x_ends = figures.x_chain(run)
-    z_strip, z_profile, z_ends = figures.z_chain(run, images)
     name = html.escape(folder.root.resolve().name)
     description = html.escape(run.config.description)
     sections = [
@@ -67,18 +74,11 @@ def _page(folder: RunFolder, run: Run, numbers: dict[str, Any]) -> str:
         "<h2>MCMC revision on x</h2>"
         + _figure(
             x_strip,
-            f"From generator samples (left) along {run.config.sampling.x_chain.steps} steps on the energy.",
+            f"From generator samples (left) along {run.config.sampling_chain.steps} steps on the energy.",
             "film",
         )
         + _figure(x_profile, f"Mean energy {x_ends['start']:.4g} at the start, {x_ends['end']:.4g} at the end."),
-        "<h2>MCMC revision on z</h2>"
-        + _figure(
-            z_strip,
-            f"From inference alone (left) along {run.config.teaching.z_chain.steps} steps on the posterior; "
-            f"rightmost the {what}.",
-            "film",
-        )
-        + _figure(z_profile, f"Mean MSE {z_ends['start']:.4g} at the start, {z_ends['end']:.4g} at the end."),
+        _z_section(run, images) if images is not None else "",
         "<h2>Curves</h2>" + _figure(figures.curves(log), "Means over each stretch of the log."),
         "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),
         f"<h2>Settings</h2><pre>{html.escape(settings.render(run.config))}</pre>",
@@ -87,6 +87,18 @@ def _page(folder: RunFolder, run: Run, numbers: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{name}: dualmcmc</title><style>{STYLE}</style><body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _z_section(run: Run, images: data.Images) -> str:
+    shown, what = held_out(images)
+    strip, profile, ends = figures.z_chain(run, shown)
+    steps = run.config.teaching.z_chain.steps
+    caption = f"From inference alone (left) along {steps} steps on the posterior; rightmost the {what}."
+    return (
+        "<h2>MCMC revision on z</h2>"
+        + _figure(strip, caption, "film")
+        + _figure(profile, f"Mean MSE {ends['start']:.4g} at the start, {ends['end']:.4g} at the end.")
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from dualmcmc import data
+from dualmcmc.data import Images
 from dualmcmc.data.files import read_images
 from dualmcmc.pictures import from_uint8, grid, save_png, side_by_side, to_uint8
 from dualmcmc.tasks.run import Run
@@ -25,16 +26,15 @@ class Reconstruction:
     steps: int
 
 
-def held_out(run: Run) -> tuple[Tensor, str]:
-    """Bytes to test with, and what they are: held-out images where the run has any."""
-    images = data.load(run.config.data)
+def held_out(images: Images) -> tuple[Tensor, str]:
+    """Bytes to test with, and what they are: held-out images where there are any."""
     return (images.train, "training images") if images.test is None else (images.test, "held-out images")
 
 
 def images_for(run: Run, path: Path | None) -> tuple[Tensor, str]:
     """A user's images at `path`, brought to the run's size, or the run's own held-out ones."""
     if path is None:
-        return held_out(run)
+        return held_out(data.load(run.config.data))
     cfg = run.config.data
     return read_images(path, cfg.size, cfg.channels), f"images of {path}"
 

@@ -48,8 +48,8 @@ class Run:
     def revise_x(
         self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None, trace: Trace | None = None
     ) -> Tensor:
-        """T_x: Langevin steps on the energy from images x, with the settings of `sampling.x_chain`."""
-        chain = _with_steps(self.config.sampling.x_chain, steps)
+        """T_x: Langevin steps on the energy from images x, with `config.sampling_chain`."""
+        chain = _with_steps(self.config.sampling_chain, steps)
         if trace is not None:  # a trace is of one chain: no batches
             with sampling_mode(self.trio, self.config.sampling.batchnorm):
                 return revise_x(self.trio.energy, x, chain, rng or self.rng, trace)

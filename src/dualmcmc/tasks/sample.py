@@ -35,7 +35,7 @@ def sample(run: Run, n: int, steps: int | None, out: Path) -> dict[str, float]:
         "energy_generator": float(run.energy(start).mean()),
         "energy_revised": float(run.energy(revised).mean()),
         "x_moved": float((revised - start).square().mean().sqrt()),
-        "steps": run.config.sampling.x_chain.steps if steps is None else steps,
+        "steps": run.config.sampling_chain.steps if steps is None else steps,
     }
 
 

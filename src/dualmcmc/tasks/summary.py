@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dualmcmc import data
+from dualmcmc.data import Images
 from dualmcmc.metrics.frechet import pixel_frechet_distance
 from dualmcmc.pictures import to_uint8
 from dualmcmc.tasks.reconstruct import held_out, reconstruct
@@ -14,21 +14,20 @@ MOST_PIXELS = 1024  # numbers per image: a pixel covariance beyond this says lit
 MOST_IMAGES = 10_000
 
 
-def summarise(run: Run) -> dict[str, float | str]:
+def summarise(run: Run, images: Images) -> dict[str, float | str]:
     """Fréchet distances in pixel space to held-out images, and reconstruction errors.
 
     Samples and real training images are counted alike, so that their distances compare. A run with
     nothing held out is measured on its training images, and says so.
     """
-    test, what = held_out(run)
+    test, what = held_out(images)
     test = test[:MOST_IMAGES]
     numbers: dict[str, float | str] = {"measured_on": f"{len(test)} {what}"}
     if test[0].numel() <= MOST_PIXELS and len(test) > 1 and what == "held-out images":
-        train = data.load(run.config.data).train
-        n = min(len(train), MOST_IMAGES)
+        n = min(len(images.train), MOST_IMAGES)
         start = run.sample(n, steps=0)
         revised = run.revise_x(start)
-        real = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:n]]
+        real = images.train[torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))[:n]]
         numbers["samples"] = n
         numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
         numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
