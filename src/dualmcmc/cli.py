@@ -157,12 +157,10 @@ def sample(
 ) -> None:
     """Draw samples: the generator's, and the same revised by the EBM, side by side."""
     from dualmcmc.tasks.run import load
-    from dualmcmc.tasks.sample import check_ending
     from dualmcmc.tasks.sample import sample as draw
 
     loaded = load(run, device, ema, seed)
     target = out or _beside(run, "sample.png")
-    check_ending(target)
     numbers = draw(loaded, n, steps, target)
     if as_json:
         _print_json({"file": str(target), "n": n, "seed": seed, "ema": ema, **numbers})

@@ -1,8 +1,9 @@
 """One typed tree of settings.
 
-Defaults are the authors' where they fit every data set; a preset (`presets/*.yaml`) says what an
-experiment changes. Every field carries its explanation and limits; `settings.py` builds a tree from
-what people write, checks it once at the door, and prints it with a comment on each.
+Defaults are the paper's equations with the authors' chains, networks and optimizers; a preset
+(`presets/*.yaml`) says what an experiment changes. Every field carries its explanation and limits;
+`settings.py` builds a tree from what people write, checks it once at the door, and prints it with a
+comment on each.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Nets:
     )
     energy_width: int = setting(64, "channels of E: of its first layer (simple), or nef (resnet)", ge=1)
     generator_width: int = setting(64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1)
-    inference_width: int = setting(64, "channels of I's first layer; each stage doubles them", ge=1)
+    inference_width: int = setting(64, "channels of I's first layer; each stage doubles them, up to 1024", ge=1)
     spectral_norm: bool = setting(True, "spectral normalisation of every layer of E (as the authors)")
     batchnorm_gain: Literal["normal", "ones"] = setting(
         "normal", "initial BatchNorm gains of the resnet G: N(0,1) as the authors, or 1"
@@ -87,7 +88,7 @@ class Teaching:
         Chain, "T_z: revises inferred latents on the generator's posterior", steps=10, step_size=0.005
     )
     start_noise: float = setting(
-        0.0, "noise on g(z) where the x-chain starts: sigma reads p(x|z) to the letter, the authors use 0", ge=0
+        0.0, "noise on g(z) where training's x-chain starts: sigma is a draw from p(x|z), the authors use 0", ge=0
     )
     second_x_chain: bool = setting(
         False, "E learns from a second x-chain run after G's update, as the authors' code; doubles the cost"
@@ -156,7 +157,7 @@ class Train:
     log_every: int = setting(50, "iterations between two lines of the log (the only host syncs)", ge=1)
     sample_every: int = setting(500_000, "images between two sample grids", ge=1)
     save_every: int = setting(500_000, "images between two saved states", ge=1)
-    keep: int = setting(2, "saved states kept", ge=1)
+    keep: int = setting(2, "saved states kept; the newest may turn out to be of a diverging run", ge=2)
     deterministic: bool = setting(True, "on CUDA: the same seed gives the same run, at some cost in speed")
 
 

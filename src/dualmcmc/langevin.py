@@ -62,7 +62,8 @@ def langevin(
 ) -> Tensor:
     """`chain.steps` Langevin steps on exp(-potential), all samples of the batch side by side.
 
-    state: (B, ...); potential: (B, ...) -> (B,), each entry a function of its own sample.
+    state: (B, ...); potential: (B, ...) -> (B,), each entry the potential of its own sample (a network
+    that uses batch statistics couples the samples, as it does in the authors' code).
     `mse` turns (state, potential) into the trace's squared error; chains on z have one.
     """
     noise = chain.noise_std

@@ -2,15 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dualmcmc import settings
+from dualmcmc import rng, settings
 from dualmcmc.engine import loop
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.journal import read
 from dualmcmc.engine.loop import resumed_config, train
+from dualmcmc.engine.progress import Reporter
 from dualmcmc.errors import Diverged, UserError
 from tests.conftest import TINY, tiny
 
@@ -33,13 +35,17 @@ def assert_same(a, b):
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("overrides", [(), RESNET, ("ema.half_life=0", "teaching.second_x_chain=true")])
 def test_resume_is_exact(tmp_path, overrides, device):
-    """2N iterations equal N, stop, resume, N: weights, moments, averages and random states, bit for bit."""
-    config = tiny(*overrides)
+    """2N iterations equal N, stop, resume, N: weights, moments, averages and random states, bit for bit.
+
+    The batches cross epochs, and the two runs draw their pictures at different times.
+    """
+    size = ("train.batch=400", "train.images=3200", "train.save_every=1600")  # 1,438 images an epoch
+    config = tiny(*overrides, *size, "train.sample_every=100000")
     train(config, tmp_path / "whole", device)
-    train(config, tmp_path / "parts", device, max_images=64)
+    train(tiny(*overrides, *size, "train.sample_every=400"), tmp_path / "parts", device, max_images=1600)
     torch.manual_seed(999)  # whatever another process has drawn meanwhile
     outcome = train(resumed_config(tmp_path / "parts", []), tmp_path / "parts", device, resume=True)
-    assert (outcome.why, outcome.images, outcome.iterations) == ("finished", 128, 8)
+    assert (outcome.why, outcome.images, outcome.iterations) == ("finished", 3200, 8)
     whole, parts = (RunFolder(tmp_path / name) for name in ("whole", "parts"))
     assert_same(tensors(whole.latest_state()), tensors(parts.latest_state()))
     assert_same(load_file(whole.snapshot), load_file(parts.snapshot))
@@ -99,33 +105,34 @@ def test_learning_rate_decays_by_the_epoch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "words", "gentler"),
     [
-        (("guard.energy_gap=1e-9",), "guard.energy_gap"),
-        (("optim.energy.lr=1e30", "nets.spectral_norm=false"), "is nan"),
+        (("guard.energy_gap=1e-9",), "guard.energy_gap", "guard.energy_gap=100"),
+        (("optim.energy.lr=1e30", "nets.spectral_norm=false"), "is nan", "optim.energy.lr=1e-4"),
     ],
 )
-def test_divergence_stops_the_run_and_keeps_the_last_good_state(tmp_path, overrides, words):
+def test_divergence_stops_the_run_and_the_last_good_state_is_good(tmp_path, overrides, words, gentler):
     out = tmp_path / "run"
     with pytest.raises(Diverged, match="diverged at image") as stopped:
         train(tiny(*overrides, "train.save_every=16"), out, CPU)
     assert words in str(stopped.value)
     assert "optim.energy.lr" in str(stopped.value)
     folder = RunFolder(out)
-    for path in folder.saved_states():
-        assert all(value.isfinite().all() for value in tensors(path).values() if value.is_floating_point())
     assert str(folder.latest_state()) in str(stopped.value)
     assert read(folder.log)[-1]["kind"] == "diverged"
     for line in folder.log.read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-
-
-def test_diverged_run_goes_on_with_gentler_settings(tmp_path):
-    out = tmp_path / "run"
-    with pytest.raises(Diverged):
-        train(tiny("guard.energy_gap=1e-9"), out, CPU)
-    outcome = train(resumed_config(out, ["guard.energy_gap=100"]), out, CPU, resume=True)
+    outcome = train(resumed_config(out, [gentler]), out, CPU, resume=True)
     assert outcome.why == "finished"
+
+
+def test_a_proven_state_survives_divergence(tmp_path):
+    """Only a state whose last update was never tried is dropped, not every one."""
+    out = tmp_path / "run"
+    train(tiny("train.save_every=16", "train.log_every=1"), out, CPU, max_images=64)
+    with pytest.raises(Diverged):
+        train(resumed_config(out, ["guard.energy_gap=1e-9"]), out, CPU, resume=True)
+    assert [path.stem for path in RunFolder(out).saved_states()] == ["000000000048", "000000000064"]
 
 
 def test_limits(tmp_path):
@@ -141,9 +148,42 @@ def test_a_resumed_run_may_be_extended_but_not_turned_into_another(tmp_path):
     longer = resumed_config(tmp_path / "run", ["train.images=48"])
     assert train(longer, tmp_path / "run", CPU, resume=True).images == 48
     assert RunFolder(tmp_path / "run").read_config().train.images == 48
-    for change in ("seed=1", "nets.energy_width=8", "teaching.latent_dim=5", "data.holdout=0.5"):
+    for change in ("seed=1", "nets.energy_width=8", "teaching.latent_dim=5", "data.holdout=0.5", "ema.half_life=0"):
         with pytest.raises(UserError, match="a resumed run cannot change"):
             resumed_config(tmp_path / "run", [change])
+
+
+def test_a_run_goes_on_with_the_data_it_began_with(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", pixels)
+    np.savez(tmp_path / "b.npz", pixels[::-1])
+    source = ("data.source=files", f"data.path={tmp_path / 'a.npz'}")
+    train(tiny(*source), tmp_path / "run", CPU, max_images=32)
+    (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
+    for name, fits in (("b", False), ("moved", True)):
+        config = resumed_config(tmp_path / "run", [f"data.path={tmp_path / name}.npz"])
+        if fits:
+            assert train(config, tmp_path / "run", CPU, resume=True).why == "finished"
+        else:
+            with pytest.raises(UserError, match="other images"):
+                train(config, tmp_path / "run", CPU, resume=True)
+
+
+def test_a_run_that_moves_to_another_device_says_so(tmp_path, monkeypatch):
+    train(tiny(), tmp_path / "run", CPU, max_images=32)
+    restore = rng.restore
+    monkeypatch.setattr(
+        rng, "restore", lambda source, tensors, plain: restore(source, tensors, plain | {"device": "cuda"})
+    )
+    said = []
+
+    class Listener(Reporter):
+        def say(self, text):
+            said.append(text)
+
+    config = resumed_config(tmp_path / "run", [])
+    assert train(config, tmp_path / "run", CPU, resume=True, reporter=Listener()).why == "finished"
+    assert any("noise starts anew" in line for line in said)
 
 
 def test_bad_data_leaves_nothing_behind(tmp_path):

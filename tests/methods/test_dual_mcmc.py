@@ -173,19 +173,41 @@ def test_the_second_x_chain_starts_from_the_generator_just_updated():
         assert all(moved) == same
 
 
-def test_stats_are_what_they_say():
+@pytest.mark.parametrize("start_noise", [0.0, 0.4])
+def test_stats_are_what_they_say(start_noise):
     trio, (x, z) = make_trio(), make_batch()
-    losses = dual_mcmc(trio, x, z, torch.Generator().manual_seed(3), PAPER)
-    x_rev, z_rev = papers_samples(trio, x, z, 3, PAPER.sigma)
-    stats = losses.stats
-    assert torch.allclose(stats["energy_gap"], trio.energy(x_rev).mean() - trio.energy(x).mean())
-    assert torch.allclose(stats["reconstruction_mse"], (x - trio.generator(z_rev)).square().mean())
-    assert torch.allclose(stats["x_moved"], (x_rev - trio.generator(z)).square().mean().sqrt())
-    assert not any(value.requires_grad for value in stats.values())
+    losses = dual_mcmc(
+        trio, x, z, torch.Generator().manual_seed(3), Teaching(**{**vars(PAPER), "start_noise": start_noise})
+    )
+    x_rev, z_rev = papers_samples(trio, x, z, 3, PAPER.sigma, start_noise)
+    rng = torch.Generator().manual_seed(3)
+    start = trio.generator(z)
+    if start_noise:
+        start = start + start_noise * torch.randn(start.shape, dtype=torch.float64, generator=rng)
+    for _ in range(PAPER.x_chain.steps):
+        torch.randn(start.shape, dtype=torch.float64, generator=rng)
+    mean, log_var = trio.inference(x)
+    z_hat = mean + (0.5 * log_var).exp() * torch.randn(mean.shape, dtype=torch.float64, generator=rng)
+    constant = D / 2 * torch.log(torch.tensor(2 * torch.pi, dtype=torch.float64))
+    expected = {
+        "energy_data": trio.energy(x).mean(),
+        "energy_sample": trio.energy(x_rev).mean(),
+        "energy_gap": trio.energy(x_rev).mean() - trio.energy(x).mean(),
+        "reconstruction_mse": (x - trio.generator(z_rev)).square().mean(),
+        "x_moved": (x_rev - start).square().mean().sqrt(),
+        "z_moved": (z_rev - z_hat).square().mean().sqrt(),
+        "inference_data_nll": -log_q(trio, z_rev, x).mean() - constant,
+        "inference_sample_nll": -log_q(trio, z, x_rev).mean() - constant,
+    }
+    assert losses.stats.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(losses.stats[name], value), name
+        assert not losses.stats[name].requires_grad
 
 
-def test_batchnorm_statistics_and_power_iterations_move_once_a_use():
-    """Inside a chain nothing moves: only the two learning passes of G and the one of E count."""
+@pytest.mark.parametrize("second", [False, True])
+def test_batchnorm_statistics_and_power_iterations_move_once_a_use(second):
+    """Inside a chain nothing moves: only the two learning passes of G and those of E's losses count."""
     energy = nn.utils.parametrizations.spectral_norm(nn.Linear(X, 1, bias=False))
     norm = nn.BatchNorm1d(8)
     generator = nn.Sequential(nn.Linear(D, 8), norm, nn.Linear(8, X))
@@ -200,6 +222,6 @@ def test_batchnorm_statistics_and_power_iterations_move_once_a_use():
         return original(*arguments)
 
     inner._power_method = counted
-    step(trio, make_optimizers(trio), make_batch()[0], None, PAPER)
-    assert iterations == 1
+    step(trio, make_optimizers(trio), make_batch()[0], None, Teaching(**{**vars(PAPER), "second_x_chain": second}))
+    assert iterations == 1 + second
     assert norm.num_batches_tracked == 2

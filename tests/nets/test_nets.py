@@ -43,11 +43,12 @@ def test_shapes(kind, size, channels):
     assert q.mean.shape == q.log_var.shape == (2, 6)
 
 
-def test_weights_follow_the_seed_and_leave_the_global_stream_alone():
+def test_weights_follow_the_seed_and_leave_the_global_streams_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the GPU's stream was seeded"))
     config = settings.load("digits")
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     expected = torch.rand(3)
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     first, second = build(config), build(config)
     assert torch.equal(torch.rand(3), expected)
     other = build(settings.load("digits", ["seed=1"]))

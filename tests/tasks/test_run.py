@@ -7,6 +7,7 @@ import dualmcmc
 from dualmcmc.config import Chain
 from dualmcmc.errors import UserError
 from dualmcmc.langevin import Trace, revise_x
+from dualmcmc.nets import build
 from tests.conftest import tiny
 
 
@@ -70,12 +71,17 @@ def test_a_loaded_run_repeats_itself(finished_run):
     assert not torch.equal(first, dualmcmc.load(finished_run, seed=4).sample(4))
 
 
-def test_batches_do_not_show(finished_run):
-    run = dualmcmc.load(finished_run)
-    x = run.sample(7, steps=0)
-    whole = run.energy(x)
-    object.__setattr__(run.config.sampling, "batch", 2)
-    assert torch.allclose(run.energy(x), whole, atol=1e-6)
+@pytest.mark.parametrize("kind", ["simple", "resnet"])
+def test_batches_do_not_show(kind):
+    config = tiny(f"nets.kind={kind}", "sampling.batch=3")
+    run = dualmcmc.Run(config, build(config), torch.device("cpu"), images=0)
+    z, calls = torch.randn(7, 4), []
+    run.trio.generator.register_forward_hook(lambda net, given, out: calls.append(len(out)))
+    x = run.generate(z)
+    assert calls == [3, 2, 2]  # even parts
+    with torch.no_grad():
+        assert torch.allclose(x, run.trio.generator(z), atol=1e-6)
+    assert torch.allclose(run.energy(x), torch.cat([run.energy(image[None]) for image in x]), atol=1e-6)
     assert run.reconstruct(x).shape == x.shape
 
 
@@ -84,7 +90,7 @@ def test_averaged_or_not(finished_run):
     z = torch.randn(3, 4)
     assert not torch.equal(averaged.generate(z), live.generate(z))
     x = averaged.generate(z)
-    assert torch.equal(averaged.energy(x), live.energy(x))  # ema.energy is off
+    assert torch.equal(averaged.energy(x), live.energy(x))  # ema.energy is off in this run
 
 
 def test_a_snapshot_alone_is_enough(finished_run, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,13 @@ def load(cfg: Data) -> Images:
     if test is None and cfg.holdout > 0:
         everything, test = _split(everything, cfg.holdout)
     return Images(everything, test)
+
+
+def fingerprint(images: Tensor) -> str:
+    """A short checksum of pixels and their order: what a run must find again when it goes on."""
+    digest = hashlib.sha256(str(tuple(images.shape)).encode())
+    digest.update(images.cpu().contiguous().numpy())
+    return digest.hexdigest()[:16]
 
 
 def _split(images: Tensor, share: float) -> tuple[Tensor, Tensor]:

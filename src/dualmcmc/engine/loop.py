@@ -26,7 +26,7 @@ from dualmcmc.methods.dual_mcmc import step
 from dualmcmc.nets import parameter_counts
 from dualmcmc.pictures import from_uint8
 
-FIXED = ("seed", "data", "nets", "teaching.latent_dim")  # what a resumed run cannot change
+FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema")  # what a resumed run cannot change
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def train(
     if not resume and folder.holds_a_run():
         raise UserError(f"'{out}' already holds a run: add --resume to go on with it, or choose another --out.")
     images = data.load(config.data)  # first: bad input must leave nothing behind
-    pixels = images.train.to(device)
     make_repeatable(device, config.train.deterministic)
-    state = TrainState(config, device)
+    state = TrainState(config, device, data.fingerprint(images.train))
+    pixels = images.train.to(device)
     same_noise = True
     if resume:
         same_noise = state.load(folder.latest_state())
@@ -144,6 +144,7 @@ class _Loop:
         self.preview = Preview(config, state, folder)
         self.window = Window()
         self.last: dict[str, float] = {}
+        self._unproven: Path | None = None  # a state from which no iteration has been seen to be sound
         self._read_at, self._read_iteration = time.monotonic(), state.iteration
 
     def run(self, max_images: int | None, max_minutes: float | None) -> str:
@@ -216,19 +217,23 @@ class _Loop:
         try:
             guard.check(record, self.config.guard)
         except Diverged as error:
+            if self._unproven is not None:  # its last update may be the one that broke the run
+                self._unproven.unlink(missing_ok=True)
             good = self.folder.latest_state()
             self.journal.event("diverged", state.images, reason=str(error), last_good_state=good.name)
             raise Diverged(
                 f"diverged at image {state.images:,}: {error}, then go on from the last good state ({good}) with: "
                 f"dualmcmc train --resume --out {self.folder.root} KEY=VALUE"
             ) from None
+        self._unproven = None
         self.reporter.numbers(record)
 
     def _save(self) -> None:
-        """The full state and the snapshot; `_read` has just seen that they are sound."""
+        """The full state and the snapshot."""
         begun = time.monotonic()
         path = self.folder.state_path(self.state.images)
         self.state.save(path)
+        self._unproven = path if self.state.images > 0 else None  # initial weights need no proof
         self.state.save_snapshot(self.folder.snapshot)
         self.folder.prune_states(self.config.train.keep)
         self.journal.event("save", self.state.images, state=path.name, seconds=round(time.monotonic() - begun, 3))

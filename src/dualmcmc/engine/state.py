@@ -22,8 +22,8 @@ class TrainState:
     The learning rates and the data order are functions of `images`, so they need no state of their own.
     """
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.config, self.device = config, device
+    def __init__(self, config: Config, device: torch.device, data: str = "") -> None:
+        self.config, self.device, self.data = config, device, data  # data: the fingerprint of the training images
         self.trio = build(config).to(device).train()
         optim = config.optim
         self.optimizers = Optimizers(
@@ -53,7 +53,7 @@ class TrainState:
             tensors |= checkpoint.with_prefix(f"optim.{name}", checkpoint.optimizer_tensors(optimizer))
         rng_tensors, rng_plain = rng.capture(self.rng)
         tensors |= checkpoint.with_prefix("rng", rng_tensors)
-        checkpoint.save(path, tensors, self._info() | {"rng": rng_plain, "seconds": self.seconds})
+        checkpoint.save(path, tensors, self._info() | {"rng": rng_plain, "seconds": self.seconds, "data": self.data})
 
     def save_snapshot(self, path: Path) -> None:
         """The three networks to sample with, averaged where there is an average."""
@@ -63,15 +63,22 @@ class TrainState:
     def load(self, path: Path) -> bool:
         """Go back to a saved state; False if the noise stream could not be continued (other device)."""
         tensors, info = checkpoint.load(path)
+        if "rng" not in info:
+            raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).")
+        if info.get("data") != self.data:
+            raise UserError(f"'{path}' was trained on other images: a run goes on with the data it began with.")
         checkpoint.fill(self.trio, checkpoint.under("nets", tensors), path)
         checkpoint.fill(self.ema.nets, checkpoint.under("ema", tensors), path)
         try:
             for name, optimizer in self.optimizers._asdict().items():
                 checkpoint.fill_optimizer(optimizer, checkpoint.under(f"optim.{name}", tensors))
             self.iteration, self.images, self.seconds = info["iteration"], info["images"], info["seconds"]
-            return rng.restore(self.rng, checkpoint.under("rng", tensors), info["rng"])
-        except (KeyError, ValueError, TypeError, RuntimeError):
-            raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).") from None
+            same_noise = rng.restore(self.rng, checkpoint.under("rng", tensors), info["rng"])
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"'{path}' is broken ({error}). Delete it to fall back on an earlier one.") from None
+        if not same_noise:  # a new stream, not the first one again
+            self.rng.manual_seed(rng.derive(self.config.seed, 1, self.images))
+        return same_noise
 
     def _info(self) -> dict[str, Any]:
         return {"config": settings.to_tree(self.config), "iteration": self.iteration, "images": self.images}

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parametrize
 
 from dualmcmc.config import Teaching
 from dualmcmc.langevin import gaussian_like, revise_x, revise_z, squared_error
 from dualmcmc.nets import Gaussian, Trio
+from dualmcmc.nets.frozen import frozen
 
 Stats = dict[str, Tensor]
 
@@ -44,7 +44,8 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg
     """
     # MCMC sampling: x_hat from the generator at z, revised by k_x Langevin steps on the energy.
     x_hat = trio.generator(z)
-    x_rev = sample_ebm(trio, x_hat, rng, cfg)
+    x_start = chain_start(x_hat, rng, cfg)
+    x_rev = revise_x(trio.energy, x_start, cfg.x_chain, rng)
 
     # MCMC inference: z_hat from the inference model at x, revised by k_z steps on p(z|x).
     q = Gaussian(*trio.inference(x))
@@ -71,7 +72,7 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg
     with torch.no_grad():
         stats = energy_stats | {
             "reconstruction_mse": data_error / x[0].numel(),
-            "x_moved": (x_rev - x_hat).square().mean().sqrt(),
+            "x_moved": (x_rev - x_start).square().mean().sqrt(),
             "z_moved": (z_rev - z_hat).square().mean().sqrt(),
             "inference_data_nll": data_nll,
             "inference_sample_nll": sample_nll,
@@ -79,19 +80,16 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg
     return Losses(energy, generator, inference, {name: value.detach() for name, value in stats.items()})
 
 
-def sample_ebm(trio: Trio, x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Tensor:
-    """x_rev: generator samples x_hat revised by the x-chain, without a gradient."""
+def chain_start(x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Tensor:
+    """Where the x-chain starts: g(z), with the noise of p(x|z) where `start_noise` asks for it."""
     start = x_hat.detach()
-    if cfg.start_noise > 0:
-        start = start + cfg.start_noise * gaussian_like(start, rng)
-    return revise_x(trio.energy, start, cfg.x_chain, rng)
+    return start + cfg.start_noise * gaussian_like(start, rng) if cfg.start_noise > 0 else start
 
 
 def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
     """mean E(x) - mean E(x_rev), and both means."""
-    # One batch: the gradient is a small difference of two large sums. One spectral norm for both.
-    with parametrize.cached():
-        on_data, on_samples = trio.energy(torch.cat([x, x_rev])).flatten().chunk(2)
+    # One batch: the gradient is a small difference of two large sums; and one spectral norm for both.
+    on_data, on_samples = trio.energy(torch.cat([x, x_rev])).flatten().chunk(2)
     loss = on_data.mean() - on_samples.mean()
     stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
     return cfg.energy_weight * loss, {name: value.detach() for name, value in stats.items()}
@@ -111,9 +109,9 @@ def step(trio: Trio, optimizers: Optimizers, x: Tensor, rng: torch.Generator | N
     stats["grad_norm_inference"] = descend(optimizers.inference, losses.inference)
     loss = losses.energy
     if cfg.second_x_chain:  # the authors' code: fresh negatives from the generator just updated
-        with torch.no_grad():
-            x_hat = trio.generator(z)
-        loss, energy_stats = energy_loss(trio, x, sample_ebm(trio, x_hat, rng, cfg), cfg)
+        with torch.no_grad(), frozen(trio.generator):
+            x_start = chain_start(trio.generator(z), rng, cfg)
+        loss, energy_stats = energy_loss(trio, x, revise_x(trio.energy, x_start, cfg.x_chain, rng), cfg)
         stats |= energy_stats
     stats["grad_norm_energy"] = descend(optimizers.energy, loss)
     return stats

@@ -30,7 +30,7 @@ def build(config: Config) -> Trio:
     """The networks a config asks for, with weights fixed by its seed."""
     nets, data, latent_dim = config.nets, config.data, config.teaching.latent_dim
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would reach the GPU's too
         energy: nn.Module
         generator: nn.Module
         if nets.kind == "simple":

@@ -39,9 +39,9 @@ def resnet_widths(size: int, nef: int) -> list[int]:
 
 
 def initialise(net: nn.Module, batchnorm_gain: str = "ones") -> None:
-    """Xavier-normal weights, zero biases; BatchNorm gains N(0,1) ("normal") or 1."""
+    """Xavier-normal convolutions with zero biases; BatchNorm gains N(0,1) ("normal") or 1."""
     for module in net.modules():
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             nn.init.xavier_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

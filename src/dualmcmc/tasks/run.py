@@ -50,10 +50,8 @@ class Run:
     ) -> Tensor:
         """T_x: Langevin steps on the energy from images x, with `config.sampling_chain`."""
         chain = _with_steps(self.config.sampling_chain, steps)
-        if trace is not None:  # a trace is of one chain: no batches
-            with sampling_mode(self.trio, self.config.sampling.batchnorm):
-                return revise_x(self.trio.energy, x, chain, rng or self.rng, trace)
-        return self._in_batches(lambda part: revise_x(self.trio.energy, part, chain, rng or self.rng), x)
+        source = rng or self.rng
+        return self._in_batches(lambda part: revise_x(self.trio.energy, part, chain, source, trace), x, trace=trace)
 
     def infer(self, x: Tensor) -> Gaussian:
         """q(z|x) of images x: its mean and log-variance."""
@@ -76,10 +74,7 @@ class Run:
         def chain_on(z: Tensor, x: Tensor) -> Tensor:
             return revise_z(self.trio.generator, z, x, teaching.sigma, chain, source, trace)
 
-        if trace is not None:
-            with sampling_mode(self.trio, self.config.sampling.batchnorm):
-                return chain_on(z, x)
-        return self._in_batches(chain_on, z, x)
+        return self._in_batches(chain_on, z, x, trace=trace)
 
     def reconstruct(self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """g at the latents of images x: q's mean, then the z-chain. steps=0: inference alone."""
@@ -90,10 +85,15 @@ class Run:
         return self._in_batches(self.trio.energy, x)
 
     @torch.no_grad()
-    def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """`function` on `sampling.batch` items at a time: memory stays bounded whatever the count."""
+    def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor, trace: Trace | None = None) -> Tensor:
+        """`function` on at most `sampling.batch` items at a time: memory stays bounded whatever the count.
+
+        The parts are even, since with batch statistics a small last one would look different. A trace
+        is of one chain, so it has them all at once.
+        """
+        count = 1 if trace is not None else max(1, -(-len(inputs[0]) // self.config.sampling.batch))
         with sampling_mode(self.trio, self.config.sampling.batchnorm):
-            parts = zip(*(tensor.to(self.device).split(self.config.sampling.batch) for tensor in inputs), strict=True)
+            parts = zip(*(tensor.to(self.device).tensor_split(count) for tensor in inputs), strict=True)
             return torch.cat([function(*part) for part in parts])
 
 
