@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from dualmcmc import Chain, Optimizers, Teaching, Trio, step
 
-MODES, RADIUS, SPREAD = 6, 2.0, 0.25
+MODES, RADIUS, SPREAD = 6, 2.0, 0.3
 EDGE, CELLS = 5.0, 400  # the square over which densities are integrated
 
+RATES = {"energy": 3e-4, "generator": 1e-3, "inference": 1e-3}
 TEACHING = Teaching(
     latent_dim=2,
     sigma=0.15,
     start_noise=0.15,  # x_hat is a draw from p(x|z), not its mean
-    x_chain=Chain(steps=30, step_size=0.01),
+    x_chain=Chain(steps=30, step_size=0.02),
     z_chain=Chain(steps=10, step_size=0.002),
 )
 
@@ -111,9 +112,8 @@ def learn(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) ->
         nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
     )
     trio = Trio(Energy(), generator, Inference())
-    rates = {"energy": 1e-3, "generator": 1e-3, "inference": 1e-3}
     nets = dict(trio.named_children())
-    optimizers = Optimizers(**{name: torch.optim.Adam(nets[name].parameters(), lr=lr) for name, lr in rates.items()})
+    optimizers = Optimizers(**{name: torch.optim.Adam(nets[name].parameters(), lr=lr) for name, lr in RATES.items()})
     result = Result(trio, log_model_density(trio.energy))
     for iteration in range(iterations + 1):
         if iteration % every == 0:
@@ -121,7 +121,7 @@ def learn(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) ->
             result.kl.append(kl_to_data(trio.energy))
         decay = min(1.0, 2 * (1 - iteration / (iterations + 1)))
         for name, optimizer in optimizers._asdict().items():
-            optimizer.param_groups[0]["lr"] = rates[name] * decay
+            optimizer.param_groups[0]["lr"] = RATES[name] * decay
         step(trio, optimizers, draw(batch, rng), rng, TEACHING)
     return result
 
@@ -142,10 +142,10 @@ def figure(result: Result, path: Path) -> None:
         f"EBM after: KL {result.kl[-1]:.3f}": log_model_density(result.trio.energy),
     }
     for axis, (title, density) in zip(axes, densities.items(), strict=False):
-        image = density.exp().reshape(CELLS, CELLS).T
+        image = density.exp().reshape(CELLS, CELLS).T.numpy()
         axis.imshow(image, origin="lower", extent=[-EDGE, EDGE, -EDGE, EDGE], cmap="Blues")
         axis.set(title=title, xlim=(-3.5, 3.5), ylim=(-3.5, 3.5), xticks=[], yticks=[])
-    axes[2].scatter(*generated[:400].T, s=2, color="#d97706", label="generator")
+    axes[2].scatter(*generated[:400].T.numpy(), s=2, color="#d97706", label="generator")
     axes[2].legend(fontsize=8, frameon=False, loc="upper right")
     axes[3].plot(result.iterations, result.kl, color="#2563eb")
     axes[3].set(title="KL(data || EBM)", xlabel="iteration", yscale="log")

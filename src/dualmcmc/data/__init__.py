@@ -53,7 +53,7 @@ def load(cfg: Data) -> Images:
 def fingerprint(images: Tensor) -> str:
     """A short checksum of pixels and their order: what a run must find again when it goes on."""
     digest = hashlib.sha256(str(tuple(images.shape)).encode())
-    digest.update(images.cpu().contiguous().numpy())
+    digest.update(images.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
