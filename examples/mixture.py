@@ -134,8 +134,8 @@ def figure(result: Result, path: Path) -> None:
     with torch.no_grad():
         mean = result.trio.generator(torch.randn(2000, 2, generator=rng))
     generated = mean + TEACHING.sigma * torch.randn(mean.shape, generator=rng)
-    fig = Figure(figsize=(14, 3.4), layout="constrained")
-    axes = fig.subplots(1, 4)
+    fig = Figure(figsize=(15, 3.2), layout="constrained")
+    axes = fig.subplots(1, 5)
     densities = {
         "data": log_data_density(points),
         f"EBM before: KL {result.kl[0]:.2f}": result.before,
@@ -144,12 +144,14 @@ def figure(result: Result, path: Path) -> None:
     for axis, (title, density) in zip(axes, densities.items(), strict=False):
         image = density.exp().reshape(CELLS, CELLS).T.numpy()
         axis.imshow(image, origin="lower", extent=[-EDGE, EDGE, -EDGE, EDGE], cmap="Blues")
-        axis.set(title=title, xlim=(-3.5, 3.5), ylim=(-3.5, 3.5), xticks=[], yticks=[])
-    axes[2].scatter(*generated[:400].T.numpy(), s=2, color="#d97706", label="generator")
-    axes[2].legend(fontsize=8, frameon=False, loc="upper right")
-    axes[3].plot(result.iterations, result.kl, color="#2563eb")
-    axes[3].set(title="KL(data || EBM)", xlabel="iteration", yscale="log")
-    axes[3].grid(alpha=0.25)
+        axis.set(title=title)
+    axes[3].scatter(*generated.T.numpy(), s=1, color="#d97706")
+    axes[3].set(title="generator", aspect="equal")
+    for axis in axes[:4]:
+        axis.set(xlim=(-3.5, 3.5), ylim=(-3.5, 3.5), xticks=[], yticks=[])
+    axes[4].plot(result.iterations, result.kl, color="#2563eb")
+    axes[4].set(title="KL(data || EBM)", xlabel="iteration", yscale="log")
+    axes[4].grid(alpha=0.25)
     fig.savefig(path, dpi=110)
 
 
