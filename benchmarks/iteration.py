@@ -20,7 +20,7 @@ from dualmcmc.pictures import from_uint8
 
 
 def measure(preset: str, overrides: list[str], device: torch.device, iterations: int) -> dict:
-    config = settings.load(preset, overrides)
+    config = settings.load_config(preset, overrides)
     make_repeatable(device, config.train.deterministic)
     state = TrainState(config, device)
     shape = (config.train.batch, config.data.channels, config.data.size, config.data.size)

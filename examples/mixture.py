@@ -115,14 +115,16 @@ def learn(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) ->
     nets = dict(trio.named_children())
     optimizers = Optimizers(**{name: torch.optim.Adam(nets[name].parameters(), lr=lr) for name, lr in RATES.items()})
     result = Result(trio, log_model_density(trio.energy))
-    for iteration in range(iterations + 1):
+    for iteration in range(iterations):
         if iteration % every == 0:
             result.iterations.append(iteration)
             result.kl.append(kl_to_data(trio.energy))
-        decay = min(1.0, 2 * (1 - iteration / (iterations + 1)))
+        decay = min(1.0, 2 * (1 - iteration / iterations))
         for name, optimizer in optimizers._asdict().items():
             optimizer.param_groups[0]["lr"] = RATES[name] * decay
         step(trio, optimizers, draw(batch, rng), rng, TEACHING)
+    result.iterations.append(iterations)
+    result.kl.append(kl_to_data(trio.energy))
     return result
 
 

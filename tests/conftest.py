@@ -35,7 +35,7 @@ TINY = [
 
 def tiny(*overrides: str) -> Config:
     """`digits` on networks small enough to train in a second."""
-    return settings.load("digits", [*TINY, *overrides])
+    return settings.load_config("digits", [*TINY, *overrides])
 
 
 @pytest.fixture(autouse=True)

@@ -22,10 +22,19 @@ def process(*words, **environment):
     )
 
 
+def quickest(action, tries=3):
+    """The shortest time of a few: others may be using the machine."""
+    times = []
+    for _ in range(tries):
+        begun = time.monotonic()
+        answer = action()
+        times.append(time.monotonic() - begun)
+    return min(times), answer
+
+
 def test_help_answers_at_once_and_without_pytorch():
-    begun = time.monotonic()
-    answer = process("--help")
-    assert time.monotonic() - begun < 1
+    seconds, answer = quickest(lambda: process("--help"))
+    assert seconds < 1
     assert answer.returncode == 0
     for command in COMMANDS:
         assert command in answer.stdout
@@ -34,12 +43,12 @@ def test_help_answers_at_once_and_without_pytorch():
 
 
 def test_completion_answers_at_once():
-    begun = time.monotonic()
-    words = {"_PYTHON__M_DUALMCMC_COMPLETE": "complete_bash", "COMP_WORDS": "dualmcmc train cif", "COMP_CWORD": "2"}
+    words = {"COMP_WORDS": "dualmcmc train cif", "COMP_CWORD": "2"}
     script = "import sys; sys.argv[0] = 'dualmcmc'; from dualmcmc.cli import main; main()"
     environment = {**os.environ, **words, "_DUALMCMC_COMPLETE": "complete_bash"}
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-    assert time.monotonic() - begun < 1
+    command = [sys.executable, "-c", script]
+    seconds, answer = quickest(lambda: subprocess.run(command, capture_output=True, text=True, env=environment))
+    assert seconds < 1
     assert set(answer.stdout.split()) == {name for name in settings.preset_names() if name.startswith("cif")}
 
 
@@ -112,7 +121,7 @@ def test_presets_and_config(call, tmp_path):
     assert all(name in printed for name in settings.preset_names())
     text = call("config", "cifar10-resnet").out
     (tmp_path / "mine.yaml").write_text(text)
-    assert settings.load(str(tmp_path / "mine.yaml")) == settings.load("cifar10-resnet")
+    assert settings.load_config(str(tmp_path / "mine.yaml")) == settings.load_config("cifar10-resnet")
     assert call("config", "digits", "train.batch=3", "--json").json["train"]["batch"] == 3
 
 
@@ -205,7 +214,20 @@ def test_bad_images_and_bad_targets(call, finished_run, tmp_path):
 
 
 def test_a_closed_pipe_is_no_traceback():
-    answer = subprocess.run(
-        f"{sys.executable} -m dualmcmc config | head -1", shell=True, capture_output=True, text=True
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dualmcmc", "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert "Traceback" not in answer.stderr
+    process.stdout.close()  # the reader is gone before a word is written
+    complaints = process.stderr.read()
+    process.stderr.close()
+    process.wait()
+    assert complaints == ""
+
+
+def test_a_settings_file_can_be_resumed_by_name(call, tmp_path):
+    (tmp_path / "mine.yaml").write_text(call("config", "digits", *TINY).out)
+    out = tmp_path / "run"
+    assert call("train", tmp_path / "mine.yaml", "--out", out, "--max-images", 32).code == 0
+    answer = call("train", tmp_path / "mine.yaml", "--resume", "--out", out)
+    assert answer.code == 0, answer.err
+    assert "trained" in answer.out

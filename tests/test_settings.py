@@ -17,7 +17,7 @@ EXPECTED = {
 
 def refused(*overrides: str) -> str:
     with pytest.raises(UserError) as error:
-        settings.load("digits", overrides)
+        settings.load_config("digits", overrides)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -27,12 +27,12 @@ def test_the_presets_are_there_and_valid():
     assert names[0] == "digits"
     assert set(names) == EXPECTED
     for name in names:
-        assert settings.load(name).description
+        assert settings.load_config(name).description
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_printed_settings_read_back_the_same(name):
-    config = settings.load(name)
+    config = settings.load_config(name)
     text = settings.render(config)
     assert settings.from_tree(yaml.safe_load(text)) == config
     for line in text.splitlines():
@@ -40,7 +40,7 @@ def test_printed_settings_read_back_the_same(name):
 
 
 def test_variants_change_only_what_they_say():
-    base, variant = settings.load("cifar10-resnet"), settings.load("cifar10-resnet-256")
+    base, variant = settings.load_config("cifar10-resnet"), settings.load_config("cifar10-resnet-256")
     assert variant.nets.energy_width == variant.nets.generator_width == 256
     changed = dataclasses.replace(
         variant,
@@ -53,7 +53,7 @@ def test_variants_change_only_what_they_say():
 
 def test_the_authors_settings():
     """The table of the authors' released code, CIFAR-10 and CelebA-64."""
-    c = settings.load("cifar10-resnet")
+    c = settings.load_config("cifar10-resnet")
     t = c.teaching
     assert (c.train.batch, c.train.images, t.latent_dim, t.sigma) == (100, 301 * 50_000, 128, 0.3)
     assert (t.x_chain.steps, t.x_chain.step_size) == (30, 0.5**2 / 2)
@@ -68,14 +68,14 @@ def test_the_authors_settings():
     assert [a.weight_decay for a in (c.optim.energy, c.optim.generator, c.optim.inference)] == [0, 5e-4, 5e-4]
     assert all(a.betas == (0, 0.9) and a.lr_decay == 0.998 for a in (c.optim.energy, c.optim.generator))
     assert not t.second_x_chain
-    celeba = settings.load("celeba64")
+    celeba = settings.load_config("celeba64")
     assert celeba.teaching.x_chain.step_size == pytest.approx(0.3**2 / 2)
     assert celeba.teaching.x_chain.noise_std == pytest.approx(0.001, rel=1e-4)
     assert celeba.teaching.generator_sample_weight == 70
 
 
 def test_overrides():
-    c = settings.load(
+    c = settings.load_config(
         "digits",
         ["train.images=1e6", "optim.energy.lr=3e-4", "optim.energy.betas=[0.5, 0.99]", "data.path=a b.zip",
          "teaching.generator_data_weight=null", "ema.energy=true", "teaching.x_chain.clamp=1"],
@@ -91,10 +91,12 @@ def test_overrides():
 
 
 def test_the_sampling_chain_is_trainings_but_for_what_is_set():
-    c = settings.load("digits", ["teaching.x_chain.step_size=0.3", "teaching.x_chain.clamp=1", "sampling.steps=9"])
+    c = settings.load_config(
+        "digits", ["teaching.x_chain.step_size=0.3", "teaching.x_chain.clamp=1", "sampling.steps=9"]
+    )
     assert c.sampling_chain == dataclasses.replace(c.teaching.x_chain, steps=9)
     assert (c.sampling_chain.step_size, c.sampling_chain.clamp) == (0.3, 1.0)
-    assert settings.load("digits", ["sampling.temperature=0"]).sampling_chain.temperature == 0
+    assert settings.load_config("digits", ["sampling.temperature=0"]).sampling_chain.temperature == 0
 
 
 def test_changing_one_setting_of_a_group_leaves_the_rest():
@@ -129,6 +131,9 @@ def test_changing_one_setting_of_a_group_leaves_the_rest():
         ("optim.energy.betas=[0.5, 1]", "less than 1"),
         ("optim.energy.lr=[", "cannot read the value"),
         ("data.holdout=1", "less than 1"),
+        ("data.channels=2", "data.channels must be 1 or 3"),
+        ("data.channels=true", "data.channels must be 1 or 3"),
+        ("data.size=30", "data.size=30 does not fit the networks"),
         ("data.path=[1, 2]", "data.path must be text"),
         ("seed=-1", "seed must be at least 0"),
     ],
@@ -139,14 +144,14 @@ def test_bad_settings_are_refused_in_one_line(override, words):
 
 def test_unknown_preset_names_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'digits'"):
-        settings.load("digit")
+        settings.load_config("digit")
 
 
 def test_a_settings_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: digits\ntrain: {batch: 7}\n")
-    assert settings.load(str(path)).train.batch == 7
-    assert settings.load(str(path)).data.source == "digits"
+    assert settings.load_config(str(path)).train.batch == 7
+    assert settings.load_config(str(path)).data.source == "digits"
     for text, words in [
         ("train: {bach: 7}", "unknown setting 'train.bach'"),
         ("train: 7", "train must hold key: value pairs"),
@@ -157,14 +162,14 @@ def test_a_settings_file(tmp_path):
     ]:
         path.write_text(text)
         with pytest.raises(UserError) as error:
-            settings.load(str(path))
+            settings.load_config(str(path))
         assert words in str(error.value)
         assert "mine.yaml" in str(error.value)
     with pytest.raises(UserError, match="cannot read the settings file"):
-        settings.load(str(tmp_path / "absent.yaml"))
+        settings.load_config(str(tmp_path / "absent.yaml"))
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot read the settings file"):
-        settings.load(str(path))
+        settings.load_config(str(path))
 
 
 @given(
@@ -178,7 +183,7 @@ def test_a_settings_file(tmp_path):
 )
 def test_no_override_brings_a_traceback(overrides):
     try:
-        assert isinstance(settings.load("digits", overrides), Config)
+        assert isinstance(settings.load_config("digits", overrides), Config)
     except UserError as error:
         assert str(error)
 

@@ -3,7 +3,8 @@
     run = dualmcmc.load("runs/digits")      # a trained run
     x = run.sample(64)                      # EBM samples; also revise_x, infer, revise_z,
                                             # reconstruct, generate, energy
-    dualmcmc.train(config, out, device)     # what the command `dualmcmc train` calls
+    config = dualmcmc.load_config("digits", ["train.batch=64"])
+    dualmcmc.train(config, "runs/mine")     # what the command `dualmcmc train` calls
 
 On your own networks and data: `Trio`, `Teaching`, `Chain`, `Optimizers` and `step`; the chains alone:
 `revise_x`, `revise_z`, `Trace`.
@@ -33,6 +34,7 @@ _HOMES = {
     "train": "dualmcmc.engine.loop",
     "Run": "dualmcmc.tasks.run",
     "load": "dualmcmc.tasks.run",
+    "load_config": "dualmcmc.settings",
     "Diverged": "dualmcmc.errors",
     "UserError": "dualmcmc.errors",
 }
@@ -44,11 +46,12 @@ if TYPE_CHECKING:
     from dualmcmc.langevin import Trace, revise_x, revise_z
     from dualmcmc.methods.dual_mcmc import Losses, Optimizers, dual_mcmc, step
     from dualmcmc.nets import Gaussian, Trio
+    from dualmcmc.settings import load_config
     from dualmcmc.tasks.run import Run, load
 
 __all__ = [
     "Chain", "Config", "Diverged", "Gaussian", "Losses", "Optimizers", "Run", "Teaching", "Trace", "Trio",
-    "UserError", "dual_mcmc", "load", "revise_x", "revise_z", "step", "train",
+    "UserError", "dual_mcmc", "load", "load_config", "revise_x", "revise_z", "step", "train",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import typer
 
 from dualmcmc import __version__, settings
 from dualmcmc.errors import Diverged, UserError, nearest
+from dualmcmc.files import check_target
 
 app = typer.Typer(
     help="Train an energy-based model, a generator and an inference model together by dual-MCMC teaching "
@@ -112,13 +113,12 @@ def train(
 
         chosen = resumed_config(folder, changes, preset)
     else:
-        chosen = settings.load(preset or "digits", changes)
+        chosen = settings.load_config(preset or "digits", changes)
 
     from dualmcmc.engine import loop
-    from dualmcmc.engine.device import pick
     from dualmcmc.engine.progress import reporter
 
-    outcome = loop.train(chosen, folder, pick(device), resume, max_images, max_minutes, reporter())
+    outcome = loop.train(chosen, folder, device, resume, max_images, max_minutes, reporter())
     unfinished = outcome.why != "finished"
     if as_json:
         _print_json({**vars(outcome), "folder": str(outcome.folder)})
@@ -195,10 +195,8 @@ def reconstruct(
     from dualmcmc.tasks.reconstruct import reconstruct as rebuild
     from dualmcmc.tasks.run import load
 
-    target = out or _beside(run, "reconstruct.png")
-    if target.suffix != ".png" or not target.parent.is_dir():
-        raise UserError(f"--out '{target}' must be a .png file in a folder that exists.")
     loaded = load(run, device, ema, seed)
+    target = check_target(out or _beside(run, "reconstruct.png"), ".png")
     pixels, what = images_for(loaded, images)
     result = rebuild(loaded, pixels, steps)
     save_picture(result, target)
@@ -214,10 +212,12 @@ def reconstruct(
 
 @app.command()
 def report(
-    run: RunPath,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
     out: Annotated[
         Path | None, typer.Option(help="FILE.html. [default: report.html in RUN]", show_default=False)
     ] = None,
+    seed: Seed = 0,
+    ema: Average = True,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -227,11 +227,11 @@ def report(
 
     folder = RunFolder(run)
     folder.require_run()
-    if out is not None and (not out.parent.is_dir() or out.is_dir()):
-        raise UserError(f"--out '{out}' must be a file in a folder that exists.")
-    path, numbers = write_report(folder, device, out)
+    if out is not None:
+        check_target(out, ".html")
+    path, numbers = write_report(folder, device, out, ema, seed)
     if as_json:
-        _print_json({"file": str(path), **numbers})
+        _print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})
         return
     for key, words in WORDS.items():
         if key in numbers:
@@ -243,7 +243,7 @@ def report(
 @app.command()
 def presets(as_json: Json = False) -> None:
     """List the presets."""
-    rows = [(name, settings.load(name)) for name in settings.preset_names()]
+    rows = [(name, settings.load_config(name)) for name in settings.preset_names()]
     if as_json:
         _print_json(
             {
@@ -269,7 +269,7 @@ def presets(as_json: Json = False) -> None:
 def show_config(preset: Preset = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print the full settings of a preset as YAML, with a comment on each; train reads such a file."""
     preset, changes = _words(preset, overrides)
-    chosen = settings.load(preset or "digits", changes)
+    chosen = settings.load_config(preset or "digits", changes)
     if as_json:
         _print_json(settings.to_tree(chosen))
     else:

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dualmcmc.errors import UserError
+
 
 def setting(default: Any, doc: str, **limits: float) -> Any:
     """A field with its explanation and, where they make sense, its limits (gt, ge, lt, le)."""
@@ -21,6 +23,22 @@ def setting(default: Any, doc: str, **limits: float) -> Any:
 def group(cls: Any, doc: str, **changes: Any) -> Any:
     """A sub-tree of settings."""
     return field(default_factory=lambda: cls(**changes), metadata={"doc": doc})
+
+
+def stages(size: int) -> tuple[int, int]:
+    """(base, n) with size = base * 2^n and base in 4..7: the smallest map and the halvings to it.
+
+    8 -> (4, 1), 28 -> (7, 2), 32 -> (4, 3), 64 -> (4, 4), 256 -> (4, 6).
+    """
+    base, count = size, 0
+    while base > 7 and base % 2 == 0:
+        base, count = base // 2, count + 1
+    if not 4 <= base <= 7 or count == 0:
+        raise UserError(
+            f"data.size={size} does not fit the networks: use 4, 5, 6 or 7 times a power of two, "
+            "such as 8, 28, 32, 64 or 256."
+        )
+    return base, count
 
 
 @dataclass(frozen=True)
@@ -34,7 +52,10 @@ class Data:
     test_path: str | None = setting(None, "the same for held-out images; null: data.holdout")
     holdout: float = setting(0.0, "share of the images kept out of training", ge=0, lt=1)
     size: int = setting(32, "side in pixels: 4, 5, 6 or 7 times a power of two", ge=8, le=1024)
-    channels: int = setting(3, "1 (grey) or 3 (RGB)", ge=1, le=3)
+    channels: Literal[1, 3] = setting(3, "1 (grey) or 3 (RGB)")
+
+    def __post_init__(self) -> None:
+        stages(self.size)
 
 
 @dataclass(frozen=True)
@@ -157,7 +178,7 @@ class Train:
     log_every: int = setting(50, "iterations between two lines of the log (the only host syncs)", ge=1)
     sample_every: int = setting(500_000, "images between two sample grids", ge=1)
     save_every: int = setting(500_000, "images between two saved states", ge=1)
-    keep: int = setting(2, "saved states kept; the newest may turn out to be of a diverging run", ge=2)
+    keep: int = setting(2, "saved states kept", ge=1)
     deterministic: bool = setting(True, "on CUDA: the same seed gives the same run, at some cost in speed")
 
 

@@ -48,6 +48,17 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def check_target(path: Path, *endings: str) -> Path:
+    """A file that can be written here: a known ending, in a folder that exists."""
+    if path.suffix not in endings:
+        raise UserError(f"--out '{path}' must end in {' or '.join(endings)}.")
+    if path.is_dir():
+        raise UserError(f"--out '{path}' is a folder.")
+    if not path.parent.is_dir():
+        raise UserError(f"the folder of --out '{path}' does not exist.")
+    return path
+
+
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dualmcmc.config import Chain
 from dualmcmc.nets.frozen import frozen
+from dualmcmc.rng import gaussian_like
 
 Network = Callable[[Tensor], Tensor]
 
@@ -130,11 +131,6 @@ def squared_error(a: Tensor, b: Tensor) -> Tensor:
 def half_square(z: Tensor) -> Tensor:
     """-log N(z; 0, I) up to its constant, (B,)."""
     return 0.5 * z.square().flatten(1).sum(1)
-
-
-def gaussian_like(tensor: Tensor, rng: torch.Generator | None) -> Tensor:
-    """N(0, I) noise in the shape, type and place of `tensor`."""
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=rng)
 
 
 def _norm(gradient: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import torch
@@ -43,11 +44,23 @@ def side_by_side(*pictures: Tensor, gap: int = 24) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def save_png(picture: Tensor, path: Path) -> None:
-    """A (C, h, w) byte picture as a PNG file, atomically."""
+def before_and_after(before: Tensor, after: Tensor, columns: int) -> Tensor:
+    """Images in [-1, 1] and what a chain made of them: two grids in a row."""
+    return side_by_side(*(grid(to_uint8(images).cpu(), columns) for images in (before, after)))
+
+
+def encode_png(picture: Tensor) -> bytes:
+    """A (C, h, w) byte picture as the content of a PNG file."""
     from PIL import Image
 
     pixels = picture.permute(1, 2, 0).contiguous().numpy()
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def save_png(picture: Tensor, path: Path) -> None:
+    """A (C, h, w) byte picture as a PNG file, atomically."""
+    content = encode_png(picture)
     with atomic(path) as temporary:
-        image.save(temporary, format="PNG")
+        temporary.write_bytes(content)

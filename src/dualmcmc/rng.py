@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,16 @@ import torch
 from torch import Tensor
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+class Stream(IntEnum):
+    """What a run draws random numbers for, each from a stream of its own."""
+
+    GLOBALS = 0  # torch's, Python's and NumPy's own sources
+    METHOD = 1  # prior draws and the chains' noise, in training
+    ORDER = 2  # the order of the data
+    PREVIEW = 3  # pictures of a run in the making
+    USE = 4  # a trained run
 
 
 def derive(seed: int, *path: int) -> int:
@@ -20,6 +31,11 @@ def derive(seed: int, *path: int) -> int:
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A seeded source of random numbers on a device."""
     return torch.Generator(device=device).manual_seed(seed)
+
+
+def gaussian_like(tensor: Tensor, rng: torch.Generator | None) -> Tensor:
+    """N(0, I) noise in the shape, type and place of `tensor`."""
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=rng)
 
 
 def seed_globals(seed: int) -> None:

@@ -67,7 +67,10 @@ def _build(default: T, tree: Any, prefix: str, where: str) -> T:
         else:
             values[key] = _convert(hints[key], value, path, where)
             _within_limits(values[key], known[key].metadata, path, where)
-    return dataclasses.replace(default, **values)  # type: ignore[type-var]
+    try:
+        return dataclasses.replace(default, **values)  # type: ignore[type-var]
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
@@ -77,9 +80,9 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
         return None if value is None else _convert(options[0], value, path, where)
     origin = typing.get_origin(kind)
     if origin is Literal:
-        if value in options:
+        if any(value == option and type(value) is type(option) for option in options):
             return value
-        wanted = " or ".join(options)
+        wanted = " or ".join(map(str, options))
     elif origin is tuple:
         if isinstance(value, (list, tuple)) and len(value) == len(options):
             return tuple(_convert(k, v, path, where) for k, v in zip(options, value, strict=True))
@@ -135,7 +138,7 @@ def preset_names() -> list[str]:
     return sorted(names, key=lambda name: name != "digits")
 
 
-def load(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
+def load_config(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
     """The settings of a preset, or of a YAML file, with `key=value` changes on top."""
     tree = {"preset": Path(preset).stem} | _preset_tree(preset)
     return from_tree(apply_overrides(tree, overrides), f"'{preset}'")

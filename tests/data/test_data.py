@@ -123,7 +123,6 @@ def test_what_a_config_asks_for(folder):
     for bad, words in [
         (Data(source="files"), r"data\.path"),
         (Data(source="digits", size=32), "8x8 grey"),
-        (Data(source="files", path=str(folder), channels=2), "1 or 3"),
         (Data(source="files", path=str(folder), holdout=0.01), "leaves nothing"),
     ]:
         with pytest.raises(UserError, match=words):

@@ -16,5 +16,17 @@ def test_pick(monkeypatch):
     assert device.pick("auto") == torch.device("cuda")
 
 
+def test_repeatable_means_deterministic_kernels(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    device.make_repeatable(torch.device("cpu"), True)
+    assert not torch.backends.cudnn.deterministic  # only where it matters
+    device.make_repeatable(torch.device("cuda"), True)
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    device.make_repeatable(torch.device("cuda"), False)
+    assert not torch.backends.cudnn.deterministic
+
+
 def test_describe():
     assert device.describe(torch.device("cpu")).startswith("CPU")

@@ -126,13 +126,40 @@ def test_divergence_stops_the_run_and_the_last_good_state_is_good(tmp_path, over
     assert outcome.why == "finished"
 
 
-def test_a_proven_state_survives_divergence(tmp_path):
-    """Only a state whose last update was never tried is dropped, not every one."""
+def test_a_stop_right_after_a_ruinous_update_saves_nothing(tmp_path):
+    """The numbers of the last iteration are sound, the weights it left are not: they must not be kept."""
     out = tmp_path / "run"
-    train(tiny("train.save_every=16", "train.log_every=1"), out, CPU, max_images=64)
+    with pytest.raises(Diverged):
+        train(tiny("optim.energy.lr=1e30", "nets.spectral_norm=false"), out, CPU, max_images=16)
+    folder = RunFolder(out)
+    assert [path.stem for path in folder.saved_states()] == ["000000000000"]
+    assert all(value.isfinite().all() for value in load_file(folder.snapshot).values())
+    assert max(value.abs().max() for value in load_file(folder.snapshot).values()) < 100
+    assert not list(folder.samples.iterdir())
+
+
+def test_states_from_before_the_divergence_stay(tmp_path):
+    out = tmp_path / "run"
+    train(tiny("train.save_every=16"), out, CPU, max_images=64)
     with pytest.raises(Diverged):
         train(resumed_config(out, ["guard.energy_gap=1e-9"]), out, CPU, resume=True)
     assert [path.stem for path in RunFolder(out).saved_states()] == ["000000000048", "000000000064"]
+
+
+def test_a_kill_before_the_first_state_is_no_dead_end(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    folder.write_config(tiny())
+    assert train(tiny(), folder.root, CPU).why == "finished"
+
+
+def test_from_python_with_plain_words(tmp_path):
+    import dualmcmc
+
+    config = dualmcmc.load_config("digits", TINY)
+    assert dualmcmc.train(config, str(tmp_path / "run"), "cpu").images == 128
+    with pytest.raises(UserError, match="already holds a run"):
+        dualmcmc.train(config, str(tmp_path / "run"), "cpu")
 
 
 def test_limits(tmp_path):
@@ -187,7 +214,7 @@ def test_a_run_that_moves_to_another_device_says_so(tmp_path, monkeypatch):
 
 
 def test_bad_data_leaves_nothing_behind(tmp_path):
-    config = settings.load("mnist", TINY)
+    config = settings.load_config("mnist", TINY)
     with pytest.raises(UserError, match=r"data\.path"):
         train(config, tmp_path / "run", CPU)
     assert not (tmp_path / "run").exists()
@@ -196,7 +223,7 @@ def test_bad_data_leaves_nothing_behind(tmp_path):
 def test_no_host_sync_in_an_iteration(tmp_path, monkeypatch):
     """An iteration reads no tensor's value; Adam's own step counters, which live on the host, do not count."""
     reads = 0
-    for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
+    for name in ("item", "tolist", "cpu", "numpy", "__float__", "__bool__", "__int__"):
         method = getattr(torch.Tensor, name)
 
         def counted(self, *arguments, original=method, **words):

@@ -160,17 +160,34 @@ def test_a_step_moves_all_three_by_gradients_at_the_start():
 def test_the_second_x_chain_starts_from_the_generator_just_updated():
     trio, (x, _) = make_trio(), make_batch()
     start = copy.deepcopy(trio)
-    cfg = Teaching(**{**vars(PAPER), "x_chain": Chain(steps=0), "second_x_chain": True})
-    step(trio, make_optimizers(trio), x, torch.Generator().manual_seed(5), cfg)
+    chain = Chain(steps=2, step_size=0.5, temperature=0)
+    cfg = Teaching(**{**vars(PAPER), "x_chain": chain, "second_x_chain": True})
+    stats = step(trio, make_optimizers(trio), x, torch.Generator().manual_seed(5), cfg)
     z = torch.randn(B, D, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    for generator, same in ((trio.generator, True), (start.generator, False)):
-        x_hat = generator(z).detach()
-        descent = gradients(start.energy(x).mean() - start.energy(x_hat).mean(), start.energy)
+    for generator, steps, same in ((trio.generator, 2, True), (start.generator, 2, False), (trio.generator, 0, False)):
+        x_rev = generator(z).detach()
+        for _ in range(steps):  # gradient descent, the chain at temperature 0
+            point = x_rev.clone().requires_grad_()
+            x_rev = x_rev - 0.5 * torch.autograd.grad(start.energy(point).sum(), point)[0]
+        loss = start.energy(x).mean() - start.energy(x_rev).mean()
+        descent = gradients(loss, start.energy)
         moved = [
             torch.allclose(new, old - 0.1 * g)
             for old, g, new in zip(start.energy.parameters(), descent, trio.energy.parameters(), strict=True)
         ]
         assert all(moved) == same
+        assert torch.allclose(stats["energy_gap"], -loss) == same
+
+
+def test_a_step_tells_its_gradient_norms():
+    trio, (x, _) = make_trio(), make_batch()
+    start = copy.deepcopy(trio)
+    stats = step(trio, make_optimizers(trio), x, torch.Generator().manual_seed(5), PAPER)
+    rng = torch.Generator().manual_seed(5)
+    losses = dual_mcmc(start, x, torch.randn(B, D, dtype=torch.float64, generator=rng), rng, PAPER)
+    for name, net in start.named_children():
+        flat = torch.cat([g.flatten() for g in gradients(getattr(losses, name), net)])
+        assert torch.allclose(stats[f"grad_norm_{name}"], flat.norm())
 
 
 @pytest.mark.parametrize("start_noise", [0.0, 0.4])

@@ -85,6 +85,14 @@ def test_batches_do_not_show(kind):
     assert run.reconstruct(x).shape == x.shape
 
 
+@pytest.mark.parametrize("statistics", ["running", "batch"])
+def test_batchnorm_statistics_are_those_asked_for(statistics):
+    config = tiny("nets.kind=resnet", f"sampling.batchnorm={statistics}")
+    run = dualmcmc.Run(config, build(config), torch.device("cpu"), images=0)
+    z = torch.randn(8, 4)
+    assert torch.allclose(run.generate(z)[:1], run.generate(z[:1]), atol=1e-6) == (statistics == "running")
+
+
 def test_averaged_or_not(finished_run):
     averaged, live = dualmcmc.load(finished_run), dualmcmc.load(finished_run, ema=False)
     z = torch.randn(3, 4)

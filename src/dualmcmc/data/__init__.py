@@ -22,11 +22,13 @@ class Images(NamedTuple):
     train: Tensor
     test: Tensor | None
 
+    def held_out(self) -> tuple[Tensor, str]:
+        """What to test with, and what it is: held-out images where there are any."""
+        return (self.train, "training images") if self.test is None else (self.test, "held-out images")
+
 
 def load(cfg: Data) -> Images:
     """The images a config asks for."""
-    if cfg.channels == 2:
-        raise UserError("data.channels must be 1 or 3, not 2.")
     if cfg.source == "digits":
         from dualmcmc.data.digits import digits
 
@@ -53,7 +55,7 @@ def load(cfg: Data) -> Images:
 def fingerprint(images: Tensor) -> str:
     """A short checksum of pixels and their order: what a run must find again when it goes on."""
     digest = hashlib.sha256(str(tuple(images.shape)).encode())
-    digest.update(images.cpu().contiguous().numpy().tobytes())
+    digest.update(images.cpu().contiguous().numpy().data)
     return digest.hexdigest()[:16]
 
 

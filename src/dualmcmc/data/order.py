@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dualmcmc.rng import derive, generator
+from dualmcmc.rng import Stream, derive, generator
 
 
 class Order:
     """An endless walk through `count` items, a new seeded permutation each epoch."""
 
-    def __init__(self, count: int, seed: int) -> None:
-        self.count, self.seed = count, seed
+    def __init__(self, count: int, seed: int, device: torch.device | str = "cpu") -> None:
+        self.count, self.seed, self.device = count, seed, device
         self._epoch = -1
         self._permutation = torch.empty(0, dtype=torch.long)
 
@@ -28,6 +28,6 @@ class Order:
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
-            rng = generator(derive(self.seed, 2, epoch))
-            self._epoch, self._permutation = epoch, torch.randperm(self.count, generator=rng)
+            rng = generator(derive(self.seed, Stream.ORDER, epoch))
+            self._epoch, self._permutation = epoch, torch.randperm(self.count, generator=rng).to(self.device)
         return self._permutation

@@ -27,7 +27,7 @@ def save(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     metadata = {"format": FORMAT, "version": str(VERSION), "info": json.dumps(info)}
     stored = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     with atomic(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(stored, metadata))
+        safetensors.torch.save_file(stored, temporary, metadata)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

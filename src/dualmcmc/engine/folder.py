@@ -24,8 +24,8 @@ class RunFolder:
         self.report = root / "report.html"
 
     def holds_a_run(self) -> bool:
-        """Whether training has begun here."""
-        return self.config.exists() or any(self.saved_states())
+        """Whether there is a state to go on from; the first is saved before the first iteration."""
+        return bool(self.saved_states())
 
     def require_run(self) -> None:
         """One clear line where there is no run."""

@@ -32,8 +32,8 @@ class TrainState:
             inference=_adam(self.trio.inference, optim.inference),
         )
         self.ema = MovingAverage(self.trio, config.ema)
-        rng.seed_globals(rng.derive(config.seed, 0))
-        self.rng = rng.generator(rng.derive(config.seed, 1), device)
+        rng.seed_globals(rng.derive(config.seed, rng.Stream.GLOBALS))
+        self.rng = rng.generator(rng.derive(config.seed, rng.Stream.METHOD), device)
         self.iteration = 0
         self.images = 0
         self.seconds = 0.0  # of training, over all sittings
@@ -77,7 +77,7 @@ class TrainState:
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"'{path}' is broken ({error}). Delete it to fall back on an earlier one.") from None
         if not same_noise:  # a new stream, not the first one again
-            self.rng.manual_seed(rng.derive(self.config.seed, 1, self.images))
+            self.rng.manual_seed(rng.derive(self.config.seed, rng.Stream.METHOD, self.images))
         return same_noise
 
     def _info(self) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import gaussian_like, revise_x, revise_z, squared_error
+from dualmcmc.langevin import revise_x, revise_z, squared_error
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import frozen
+from dualmcmc.rng import gaussian_like
 
 Stats = dict[str, Tensor]
 

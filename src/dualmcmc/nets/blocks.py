@@ -7,23 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from dualmcmc.errors import UserError
-
-
-def stages(size: int) -> tuple[int, int]:
-    """(base, n) with size = base * 2^n and base in 4..7: the smallest map and the halvings to it.
-
-    8 -> (4, 1), 28 -> (7, 2), 32 -> (4, 3), 64 -> (4, 4), 256 -> (4, 6).
-    """
-    base, count = size, 0
-    while base > 7 and base % 2 == 0:
-        base, count = base // 2, count + 1
-    if not 4 <= base <= 7 or count == 0:
-        raise UserError(
-            f"data.size={size} does not fit the networks: use 4, 5, 6 or 7 times a power of two, "
-            "such as 8, 28, 32, 64 or 256."
-        )
-    return base, count
+from dualmcmc.config import stages
 
 
 def resnet_widths(size: int, nef: int) -> list[int]:

@@ -7,7 +7,8 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualmcmc.nets.blocks import DownBlock, resnet_widths, stages
+from dualmcmc.config import stages
+from dualmcmc.nets.blocks import DownBlock, resnet_widths
 
 
 class SimpleEnergy(nn.Module):

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualmcmc.nets.blocks import UpBlock, resnet_widths, stages
+from dualmcmc.config import stages
+from dualmcmc.nets.blocks import UpBlock, resnet_widths
 
 
 class SimpleGenerator(nn.Module):

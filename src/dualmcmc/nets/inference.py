@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualmcmc.nets.blocks import stages
+from dualmcmc.config import stages
+from dualmcmc.rng import gaussian_like
 
 
 class Gaussian(NamedTuple):
@@ -19,8 +20,7 @@ class Gaussian(NamedTuple):
 
     def sample(self, rng: torch.Generator | None = None) -> Tensor:
         """A draw, (B, d)."""
-        noise = torch.randn(self.mean.shape, dtype=self.mean.dtype, device=self.mean.device, generator=rng)
-        return self.mean + torch.exp(0.5 * self.log_var) * noise
+        return self.mean + torch.exp(0.5 * self.log_var) * gaussian_like(self.mean, rng)
 
     def nll(self, z: Tensor) -> Tensor:
         """-log q(z|x) without the constant (d/2) log 2 pi, (B,)."""

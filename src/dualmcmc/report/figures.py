@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dualmcmc.langevin import Trace
-from dualmcmc.pictures import from_uint8, grid, to_uint8
+from dualmcmc.pictures import encode_png, from_uint8, grid, to_uint8
 from dualmcmc.tasks.run import Run
 
 INK, ACCENT, SECOND = "#374151", "#2563eb", "#d97706"
@@ -68,12 +68,7 @@ def z_chain(run: Run, images: Tensor) -> tuple[str, str, dict[str, float]]:
 
 def picture(pixels: Tensor) -> str:
     """A (C, h, w) byte picture as a data address."""
-    from PIL import Image
-
-    array = pixels.permute(1, 2, 0).contiguous().numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(buffer, format="PNG")
-    return _address(buffer)
+    return _address(encode_png(pixels))
 
 
 def _strip(frames: list[Tensor]) -> str:
@@ -109,8 +104,8 @@ def _dress(axes: Any, title: str, x_label: str, y_label: str, legend: bool) -> N
 def _figure(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    return _address(buffer)
+    return _address(buffer.getvalue())
 
 
-def _address(buffer: io.BytesIO) -> str:
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+def _address(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

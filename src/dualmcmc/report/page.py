@@ -12,9 +12,8 @@ from dualmcmc.engine.folder import RunFolder
 from dualmcmc.errors import UserError
 from dualmcmc.files import write_text
 from dualmcmc.nets import parameter_counts
-from dualmcmc.pictures import grid, side_by_side, to_uint8
+from dualmcmc.pictures import before_and_after
 from dualmcmc.report import figures
-from dualmcmc.tasks.reconstruct import held_out
 from dualmcmc.tasks.run import Run, load
 from dualmcmc.tasks.summary import summarise
 
@@ -37,18 +36,22 @@ WORDS = {
 }
 
 
-def write_report(folder: RunFolder, device: str = "auto", out: Path | None = None) -> tuple[Path, dict[str, Any]]:
+def write_report(
+    folder: RunFolder, device: str = "auto", out: Path | None = None, ema: bool = True, seed: int = 0
+) -> tuple[Path, dict[str, Any]]:
     """Measure a run, write its page; returns where it is and the numbers on it.
 
     A run whose data are not here any more gets a page without what needs them.
     """
-    run = load(folder.root, device)
+    run = load(folder.root, device, ema, seed)
     images: data.Images | None = None
+    numbers: dict[str, Any] = {}
     try:
         images = data.load(run.config.data)
-        numbers: dict[str, Any] = summarise(run, images)
     except UserError as error:
-        numbers = {"measured_on": f"no images: {error}"}
+        numbers["measured_on"] = f"no images: {error}"
+    if images is not None:
+        numbers |= summarise(run, images)
     page = _page(folder, run, images, numbers)
     path = out or folder.report
     write_text(path, page)
@@ -58,7 +61,7 @@ def write_report(folder: RunFolder, device: str = "auto", out: Path | None = Non
 def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict[str, Any]) -> str:
     log = journal.read(folder.log)
     start = run.sample(64, steps=0)
-    both = side_by_side(*(grid(to_uint8(part).cpu(), 8) for part in (start, run.revise_x(start))))
+    both = before_and_after(start, run.revise_x(start), 8)
     x_strip, x_profile, x_ends = figures.x_chain(run)
     name = html.escape(folder.root.resolve().name)
     description = html.escape(run.config.description)
@@ -91,7 +94,7 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
 
 
 def _z_section(run: Run, images: data.Images) -> str:
-    shown, what = held_out(images)
+    shown, what = images.held_out()
     strip, profile, ends = figures.z_chain(run, shown)
     steps = run.config.teaching.z_chain.steps
     caption = f"From inference alone (left) along {steps} steps on the posterior; rightmost the {what}."

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.data import Images
 from dualmcmc.data.files import read_images
 from dualmcmc.pictures import from_uint8, grid, save_png, side_by_side, to_uint8
 from dualmcmc.tasks.run import Run
@@ -26,30 +26,32 @@ class Reconstruction:
     steps: int
 
 
-def held_out(images: Images) -> tuple[Tensor, str]:
-    """Bytes to test with, and what they are: held-out images where there are any."""
-    return (images.train, "training images") if images.test is None else (images.test, "held-out images")
-
-
 def images_for(run: Run, path: Path | None) -> tuple[Tensor, str]:
     """A user's images at `path`, brought to the run's size, or the run's own held-out ones."""
     if path is None:
-        return held_out(data.load(run.config.data))
+        return data.load(run.config.data).held_out()
     cfg = run.config.data
     return read_images(path, cfg.size, cfg.channels), f"images of {path}"
 
 
 def reconstruct(run: Run, images: Tensor, steps: int | None = None) -> Reconstruction:
-    """Byte images (N, C, H, W) through I and G, without and with the z-chain."""
-    x = from_uint8(images).to(run.device)
-    inferred = run.reconstruct(x, steps=0)
-    revised = run.reconstruct(x, steps)
+    """Byte images (N, C, H, W) through I and G, without and with the z-chain; memory stays bounded."""
+    errors = [0.0, 0.0]
+    rebuilt: tuple[list[Tensor], list[Tensor]] = ([], [])
+    parts = max(1, -(-len(images) // run.config.sampling.batch))
+    for part in images.tensor_split(parts):
+        x = from_uint8(part.to(run.device))
+        for kind, length in enumerate((0, steps)):
+            y = run.reconstruct(x, length)
+            errors[kind] += float((x - y).square().sum())
+            rebuilt[kind].append(to_uint8(y).cpu())
+    inferred, revised = (torch.cat(pieces) for pieces in rebuilt)
     return Reconstruction(
         original=images,
-        inferred=to_uint8(inferred).cpu(),
-        revised=to_uint8(revised).cpu(),
-        mse_inference=float((x - inferred).square().mean()),
-        mse_revised=float((x - revised).square().mean()),
+        inferred=inferred,
+        revised=revised,
+        mse_inference=errors[0] / images.numel(),
+        mse_revised=errors[1] / images.numel(),
         steps=run.config.teaching.z_chain.steps if steps is None else steps,
     )
 

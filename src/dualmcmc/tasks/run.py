@@ -33,7 +33,7 @@ class Run:
     def __init__(self, config: Config, trio: Trio, device: torch.device, images: int, seed: int = 0) -> None:
         self.config, self.device, self.images = config, device, images
         self.trio = trio.to(device).eval().requires_grad_(False)
-        self.rng = random_numbers.generator(random_numbers.derive(seed, 4), device)
+        self.rng = random_numbers.generator(random_numbers.derive(seed, random_numbers.Stream.USE), device)
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. steps=0: x_hat itself."""

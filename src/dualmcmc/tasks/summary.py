@@ -7,7 +7,7 @@ import torch
 from dualmcmc.data import Images
 from dualmcmc.metrics.frechet import pixel_frechet_distance
 from dualmcmc.pictures import to_uint8
-from dualmcmc.tasks.reconstruct import held_out, reconstruct
+from dualmcmc.tasks.reconstruct import reconstruct
 from dualmcmc.tasks.run import Run
 
 MOST_PIXELS = 1024  # numbers per image: a pixel covariance beyond this says little and costs much
@@ -20,7 +20,7 @@ def summarise(run: Run, images: Images) -> dict[str, float | str]:
     Samples and real training images are counted alike, so that their distances compare. A run with
     nothing held out is measured on its training images, and says so.
     """
-    test, what = held_out(images)
+    test, what = images.held_out()
     test = test[:MOST_IMAGES]
     numbers: dict[str, float | str] = {"measured_on": f"{len(test)} {what}"}
     if test[0].numel() <= MOST_PIXELS and len(test) > 1 and what == "held-out images":

@@ -1,0 +1,31 @@
+import pytest
+from PIL import Image
+
+import dualmcmc
+from dualmcmc.pictures import from_uint8
+from dualmcmc.tasks.reconstruct import images_for, reconstruct, save_picture
+
+
+@pytest.fixture
+def run(finished_run):
+    return dualmcmc.load(finished_run)
+
+
+def test_reconstruction_errors_are_what_they_say(run, tmp_path):
+    images, what = images_for(run, None)
+    assert (len(images), what) == (359, "held-out images")
+    result = reconstruct(run, images)
+    x = from_uint8(images)
+    assert result.mse_inference == pytest.approx(float((x - run.reconstruct(x, steps=0)).square().mean()), rel=1e-5)
+    assert reconstruct(run, images, steps=0).mse_revised == pytest.approx(result.mse_inference)
+    assert reconstruct(run, images, steps=100).mse_revised < result.mse_inference
+    save_picture(result, tmp_path / "a.png")
+    assert (tmp_path / "a.png").exists()
+
+
+def test_images_of_ones_own(run, tmp_path):
+    Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "a.png")
+    images, what = images_for(run, tmp_path / "a.png")
+    assert images.shape == (1, 1, 8, 8)
+    assert "a.png" in what
+    assert reconstruct(run, images).revised.shape == images.shape
