@@ -214,9 +214,11 @@ def test_bad_images_and_bad_targets(call, finished_run, tmp_path):
 
 
 def test_a_closed_pipe_is_no_traceback():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "dualmcmc", "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "dualmcmc", "config"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
     process.stdout.close()  # the reader is gone before a word is written
     complaints = process.stderr.read()
     process.stderr.close()

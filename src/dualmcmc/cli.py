@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -294,6 +295,7 @@ def main() -> None:
     """Run the command; bad input is one line on standard error and exit code 2."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # here, where a closed pipe can still be dealt with
     except UserError as error:
         code = _complain(str(error), 2)
     except Diverged as error:
@@ -301,7 +303,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = _complain("stopped.", 130)
     except BrokenPipeError:  # the reader of our output has gone: `dualmcmc presets | head -1`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:
         code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.", 2)
