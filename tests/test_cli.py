@@ -111,7 +111,7 @@ def test_out_of_memory_is_one_line(call, monkeypatch, tmp_path):
     monkeypatch.setattr("dualmcmc.engine.loop.step", full)
     answer = call("train", *TINY, "--out", tmp_path / "run")
     assert answer.code == 2
-    assert answer.err.splitlines()[-1].startswith("error: out of GPU memory: lower train.batch")
+    assert answer.err.splitlines()[-1].startswith("error: out of memory: lower train.batch")
     assert "Traceback" not in answer.err
 
 
@@ -147,6 +147,9 @@ def test_divergence_has_its_own_code(call, tmp_path):
         (["train", "--max-minutes", "-1"], ["--max-minutes"]),
         (["train", "--seed", "-1"], ["seed must be at least 0"]),
         (["train", "--seed", "x"], ["--seed"]),
+        (["train", "--max-minutes", "nan"], ["--max-minutes"]),
+        (["train", "data.path=file"], ["data.source=digits"]),
+        (["sample", "absent", "--seed", "-1"], ["--seed"]),
         (["train", "mnist"], ["data.path"]),
         (["train", "mnist", "data.path=absent.zip"], ["absent.zip"]),
         (["train", "digits", "data.size=16"], ["8x8"]),
@@ -207,6 +210,7 @@ def test_bad_images_and_bad_targets(call, finished_run, tmp_path):
     )
     assert_refused(call("reconstruct", finished_run, "--out", tmp_path / "o.gif"), "o.gif")
     assert_refused(call("sample", finished_run, "--out", tmp_path / "o.gif"), "o.gif")
+    assert_refused(call("sample", finished_run, "-n", 10_001, "--out", tmp_path / "o.png"), "-n", ".npz")
     assert_refused(call("sample", finished_run, "-n", 0, "--out", tmp_path / "o.png"), "-n")
     assert_refused(call("sample", finished_run, "--steps", -1, "--out", tmp_path / "o.png"), "steps")
     assert_refused(call("report", finished_run, "--out", tmp_path / "absent" / "o.html"), "o.html")

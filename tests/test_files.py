@@ -1,9 +1,10 @@
+import json
 import os
 
 import pytest
 
 from dualmcmc.errors import UserError
-from dualmcmc.files import atomic, make_folder, write_text
+from dualmcmc.files import atomic, make_folder, to_json, write_text
 
 not_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 
@@ -36,3 +37,8 @@ def test_a_read_only_folder(tmp_path):
             make_folder(tmp_path)
     finally:
         tmp_path.chmod(0o755)
+
+
+def test_json_has_no_infinity():
+    text = to_json({"a": float("inf"), "b": {"c": float("nan")}, "d": 1.5})
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": "inf", "b": {"c": "nan"}, "d": 1.5}

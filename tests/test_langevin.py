@@ -127,3 +127,10 @@ def test_trace_tells_what_the_chain_did():
             joint = error.sum(1) / (2 * 0.25) + 0.5 * state.square().sum(1)
             assert torch.allclose(trace.potential[step], joint, rtol=1e-5)
             assert torch.allclose(trace.moved[step], (state - z).square().mean(1).sqrt(), atol=1e-6)
+
+
+def test_an_energy_gives_one_number_a_sample():
+    for net in (nn.Linear(2, 1), lambda x: x.sum(1)):
+        assert revise_x(net, torch.randn(3, 2), Chain(steps=1), None).shape == (3, 2)
+    with pytest.raises(ValueError, match="one each"):
+        revise_x(nn.Linear(2, 2), torch.randn(3, 2), Chain(steps=1), None)

@@ -75,19 +75,24 @@ def test_the_authors_settings():
 
 
 def test_overrides():
-    c = settings.load_config(
-        "digits",
-        ["train.images=1e6", "optim.energy.lr=3e-4", "optim.energy.betas=[0.5, 0.99]", "data.path=a b.zip",
-         "teaching.generator_data_weight=null", "ema.energy=true", "teaching.x_chain.clamp=1"],
-    )  # fmt: skip
+    changes = [
+        "train.images=1e6", "optim.energy.lr=3e-4", "optim.energy.betas=[0.5, 0.99]",
+        "teaching.generator_data_weight=null", "ema.energy=true", "teaching.x_chain.clamp=1",
+    ]  # fmt: skip
+    c = settings.load_config("digits", changes)
     assert c.train.images == 1_000_000
     assert c.optim.energy.lr == 3e-4
     assert c.optim.energy.betas == (0.5, 0.99)
-    assert c.data.path == "a b.zip"
     assert c.teaching.generator_data_weight is None
     assert c.ema.energy is True
     assert c.teaching.x_chain.clamp == 1.0
     assert isinstance(c.teaching.x_chain.clamp, float)
+
+
+@pytest.mark.parametrize("path", ["a b.zip", "a #b", "007", "2024-01-01", "yes", "[x]", "a: b", "~/x", "'q'"])
+def test_a_path_is_taken_as_it_stands(path):
+    assert settings.load_config("mnist", [f"data.path={path}"]).data.path == path
+    assert settings.load_config("mnist", ["data.path=null"]).data.path is None
 
 
 def test_the_sampling_chain_is_trainings_but_for_what_is_set():
@@ -134,7 +139,8 @@ def test_changing_one_setting_of_a_group_leaves_the_rest():
         ("data.channels=2", "data.channels must be 1 or 3"),
         ("data.channels=true", "data.channels must be 1 or 3"),
         ("data.size=30", "data.size=30 does not fit the networks"),
-        ("data.path=[1, 2]", "data.path must be text"),
+        ("data.path=a.zip", "data.source=digits comes with its own images"),
+        ("teaching.sigma=1e-200", "teaching.sigma must be at least 0.0001"),
         ("seed=-1", "seed must be at least 0"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,7 +12,7 @@ import typer
 
 from dualmcmc import __version__, settings
 from dualmcmc.errors import Diverged, UserError, nearest
-from dualmcmc.files import check_target
+from dualmcmc.files import check_target, to_json
 
 app = typer.Typer(
     help="Train an energy-based model, a generator and an inference model together by dual-MCMC teaching "
@@ -55,7 +54,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 Average = Annotated[bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last iteration.")]
-Seed = Annotated[int, typer.Option(help="Fixes all random numbers.")]
+Seed = Annotated[int, typer.Option(help="Fixes all random numbers.", min=0)]
 
 
 @app.callback(invoke_without_command=True)
@@ -106,7 +105,7 @@ def train(
     if seed is not None:
         changes.append(f"seed={seed}")
     for name, limit in (("--max-images", max_images), ("--max-minutes", max_minutes)):
-        if limit is not None and limit <= 0:
+        if limit is not None and not limit > 0:
             raise UserError(f"{name} must be greater than 0, not {limit}.")
     folder = out or Path("runs") / Path(preset or "digits").stem
     if resume:
@@ -288,7 +287,7 @@ def _beside(run: Path, name: str) -> Path:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value))
+    print(to_json(value))
 
 
 def main() -> None:
@@ -308,8 +307,8 @@ def main() -> None:
     except OSError as error:
         code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.", 2)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported for its name
-            sys.exit(_complain("out of GPU memory: lower train.batch, or sampling.batch when sampling.", 2))
+        if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):  # torch's two ways
+            sys.exit(_complain("out of memory: lower train.batch, or sampling.batch or -n when sampling.", 2))
         if not hasattr(error, "format_message"):  # not the command line's own complaint: a bug
             raise
         code = _complain(_usage(error), 2)

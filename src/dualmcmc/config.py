@@ -56,6 +56,11 @@ class Data:
 
     def __post_init__(self) -> None:
         stages(self.size)
+        if self.source == "digits" and (self.path or self.test_path):
+            raise UserError(
+                "data.path is given, but data.source=digits comes with its own images: add data.source=files "
+                "and your data.size and data.channels, or start from another preset."
+            )
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,13 @@ class Nets:
     kind: Literal["simple", "resnet"] = setting(
         "simple", "simple: plain convolutions; resnet: residual E and G, as the paper's main results"
     )
-    energy_width: int = setting(64, "channels of E: of its first layer (simple), or nef (resnet)", ge=1)
-    generator_width: int = setting(64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1)
-    inference_width: int = setting(64, "channels of I's first layer; each stage doubles them, up to 1024", ge=1)
+    energy_width: int = setting(64, "channels of E: of its first layer (simple), or nef (resnet)", ge=1, le=16384)
+    generator_width: int = setting(
+        64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1, le=16384
+    )
+    inference_width: int = setting(
+        64, "channels of I's first layer; each stage doubles them, up to 1024", ge=1, le=16384
+    )
     spectral_norm: bool = setting(True, "spectral normalisation of every layer of E (as the authors)")
     batchnorm_gain: Literal["normal", "ones"] = setting(
         "normal", "initial BatchNorm gains of the resnet G: N(0,1) as the authors, or 1"
@@ -100,8 +109,8 @@ class Chain:
 class Teaching:
     """Dual-MCMC teaching: the model's constants, the two chains and the weights of the losses."""
 
-    latent_dim: int = setting(128, "d, the dimension of z ~ N(0, I)", ge=1)
-    sigma: float = setting(0.3, "generator's standard deviation in p(x|z) = N(g(z), sigma^2 I)", gt=0)
+    latent_dim: int = setting(128, "d, the dimension of z ~ N(0, I)", ge=1, le=65536)
+    sigma: float = setting(0.3, "generator's standard deviation in p(x|z) = N(g(z), sigma^2 I)", ge=1e-4, le=100)
     x_chain: Chain = group(
         Chain, "T_x: revises generator samples on the energy, in training", steps=30, step_size=0.125, temperature=4e-6
     )
@@ -173,7 +182,7 @@ class Sampling:
 class Train:
     """How long, and what is written when. Work is counted in images, so batch does not change it."""
 
-    batch: int = setting(100, "images per iteration", ge=1)
+    batch: int = setting(100, "images per iteration", ge=1, le=1_000_000)
     images: int = setting(15_000_000, "images to train on", ge=1)
     log_every: int = setting(50, "iterations between two lines of the log (the only host syncs)", ge=1)
     sample_every: int = setting(500_000, "images between two sample grids", ge=1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from dualmcmc.errors import UserError
 
@@ -35,6 +38,17 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def to_json(value: Any) -> str:
+    """One line of JSON, which has no NaN or infinity: such a number is written as text."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def make_folder(path: Path) -> Path:
     """A folder that exists and can be written to."""
     if path.is_file():
@@ -50,7 +64,7 @@ def make_folder(path: Path) -> Path:
 
 def check_target(path: Path, *endings: str) -> Path:
     """A file that can be written here: a known ending, in a folder that exists."""
-    if path.suffix not in endings:
+    if path.suffix.lower() not in endings:
         raise UserError(f"--out '{path}' must end in {' or '.join(endings)}.")
     if path.is_dir():
         raise UserError(f"--out '{path}' is a folder.")

@@ -96,7 +96,7 @@ def revise_x(
 ) -> Tensor:
     """T_x: images x (B, C, H, W), Langevin steps on pi(x) ~ exp(-energy(x)) (eq:ebm_langevin)."""
     with frozen(energy):
-        return langevin(x, lambda state: energy(state).flatten(), chain, rng, trace)
+        return langevin(x, lambda state: energies(energy, state), chain, rng, trace)
 
 
 def revise_z(
@@ -121,6 +121,14 @@ def revise_z(
 
     with frozen(generator):
         return langevin(z, negative_log_joint, chain, rng, trace, mse)
+
+
+def energies(energy: Network, x: Tensor) -> Tensor:
+    """E(x), (B,), of a network that gives (B,) or (B, 1)."""
+    values = energy(x).flatten()
+    if len(values) != len(x):
+        raise ValueError(f"the energy network gave {len(values)} numbers for {len(x)} samples, needed is one each")
+    return values
 
 
 def squared_error(a: Tensor, b: Tensor) -> Tensor:

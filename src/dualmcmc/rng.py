@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualmcmc.errors import UserError
+
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -25,6 +27,8 @@ class Stream(IntEnum):
 
 def derive(seed: int, *path: int) -> int:
     """A seed for one purpose (`path`), independent of those for others."""
+    if seed < 0:
+        raise UserError(f"a seed must be at least 0, not {seed}.")
     return int(np.random.SeedSequence(seed, spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
 
 

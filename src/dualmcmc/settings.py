@@ -145,7 +145,7 @@ def load_config(preset: str = "digits", overrides: Sequence[str] = ()) -> Config
 
 
 def _preset_tree(preset: str) -> dict[str, Any]:
-    if preset.endswith((".yaml", ".yml")):
+    if preset.lower().endswith((".yaml", ".yml")):
         try:
             text = Path(preset).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -168,8 +168,10 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{where} is not valid YAML: {line}.") from None
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}: " if mark else ""
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{where} is not valid YAML: {place}{reason}.") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{where} must hold key: value pairs.")
@@ -199,14 +201,30 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
             inside = sorted(name for name in known if name.startswith(key + "."))
             hint = f" It holds {', '.join(inside)}." if inside else nearest(key, sorted(known))
             raise UserError(f"unknown setting '{key}'.{hint}")
-        try:
-            value = yaml.safe_load(raw)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            raise UserError(f"cannot read the value in '{text}'.") from None
+        value: Any = _text_or_none(raw) if _is_text(key) else _parse_value(raw, text)
         for part in reversed(key.split(".")):
             value = {part: value}
         tree = _merge(tree, value)
     return tree
+
+
+def _is_text(key: str) -> bool:
+    """Whether a setting holds text, such as a path: what is written is then meant as it stands."""
+    kind: Any = Config
+    for part in key.split("."):
+        kind = typing.get_type_hints(kind)[part]
+    return kind is str or typing.get_args(kind)[:1] == (str,)
+
+
+def _text_or_none(raw: str) -> str | None:
+    return None if raw in ("null", "") else raw
+
+
+def _parse_value(raw: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"cannot read the value in '{text}'.") from None
 
 
 def render(config: Config) -> str:

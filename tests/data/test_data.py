@@ -1,4 +1,5 @@
 import io
+import os
 import zipfile
 
 import numpy as np
@@ -73,6 +74,25 @@ def test_other_sizes_and_modes_are_converted(tmp_path):
     assert read_images(tmp_path / "grey.npz", 32, 1).shape == (3, 1, 32, 32)
 
 
+def test_sixteen_bits_a_pixel_keep_their_brightness(tmp_path):
+    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(levels).save(tmp_path / "deep.png")
+    image = read_images(tmp_path, 8, 1)[0, 0].double()
+    assert (image - torch.from_numpy(levels / 257.0)).abs().max() <= 1
+
+
+def test_shadows_of_macos_are_passed_over(tmp_path):
+    pattern(0).save(tmp_path / "a.png")
+    (tmp_path / "._a.png").write_bytes(b"no image")
+    assert len(read_images(tmp_path, 32, 3)) == 1
+
+
+def test_odd_shapes_in_an_npz(tmp_path):
+    for shape in ((2, 1, 16, 3), (2, 16, 1, 3), (2, 20, 10, 3)):
+        np.savez(tmp_path / "a.npz", np.zeros(shape, np.uint8))
+        assert read_images(tmp_path / "a.npz", 8, 3).shape == (2, 3, 8, 8)
+
+
 def test_one_image_file(tmp_path):
     pattern(0).save(tmp_path / "a.png")
     assert read_images(tmp_path / "a.png", 32, 3).shape == (1, 3, 32, 32)
@@ -92,7 +112,12 @@ def evil_npz(path):
         ("text.txt", lambda p: p.write_text("hello"), "is not a folder"),
         ("zero.png", lambda p: p.write_bytes(b""), "cannot read the image"),
         ("cut.jpg", lambda p: p.write_bytes(jpeg()[:-400]), "cannot read the image"),
-        ("broken.npz", lambda p: p.write_bytes(b"PK nonsense"), "cannot read"),
+        ("broken.npz", lambda p: p.write_bytes(b"PK nonsense"), "is not an npz file"),
+        ("array.npz", lambda p: npy(p), "is not an npz file"),
+        ("damaged.npz", lambda p: damaged(p, "npz"), "cannot read"),
+        ("damaged.zip", lambda p: damaged(p, "zip"), "cannot read"),
+        ("cut.zip", lambda p: damaged(p, "zip", 2080), "cannot read"),
+        ("pipe", lambda p: os.mkfifo(p), "is not a folder"),
         ("pickled.npz", evil_npz, "cannot read"),
         ("floats.npz", lambda p: np.savez(p, np.zeros((2, 8, 8, 3))), "must be uint8"),
         ("flat.npz", lambda p: np.savez(p, np.zeros((2, 8), np.uint8)), "has shape"),
@@ -107,6 +132,23 @@ def test_bad_files_are_refused_by_name(tmp_path, name, make, words):
     assert words in str(error.value)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def npy(path):
+    with open(path, "wb") as file:
+        np.save(file, np.zeros((2, 8, 8), np.uint8))
+
+
+def damaged(path, kind, at=60):
+    """A compressed archive with a hurt content, or directory."""
+    if kind == "npz":
+        np.savez_compressed(path, np.zeros((50, 32, 32, 3), np.uint8))
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.png", np.random.default_rng(0).bytes(2_000))
+    content = bytearray(path.read_bytes())
+    content[at : at + 15] = b"\xff" * 15
+    path.write_bytes(bytes(content))
 
 
 def jpeg():

@@ -21,3 +21,9 @@ def test_lines_past_the_resumed_state_are_dropped(tmp_path):
 
 def test_no_log_no_lines(tmp_path):
     assert read(tmp_path / "absent.jsonl") == []
+
+
+def test_what_is_no_line_of_the_log_is_passed_over(tmp_path):
+    lines = ['{"images": 1}', '{"images": null}', '{"images": "x"}', "[" * 100_000, "7", "{", '{"images": 2}']
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    assert [entry["images"] for entry in read(tmp_path / "log.jsonl")] == [1, 2]

@@ -83,7 +83,7 @@ def test_the_seed_fixes_the_run(tmp_path):
 
 def test_a_run_folder_holds_what_it_should(finished_run):
     folder = RunFolder(finished_run)
-    assert folder.read_config() == tiny()
+    assert settings.load_config(str(folder.config)) == tiny()
     assert [path.stem for path in folder.saved_states()] == ["000000000064", "000000000128"]  # train.keep=2
     assert sorted(path.name for path in folder.samples.iterdir()) == ["000000000064.png", "000000000128.png"]
     assert any(folder.tensorboard.iterdir())
@@ -174,10 +174,29 @@ def test_a_resumed_run_may_be_extended_but_not_turned_into_another(tmp_path):
     train(tiny("train.images=16"), tmp_path / "run", CPU)
     longer = resumed_config(tmp_path / "run", ["train.images=48"])
     assert train(longer, tmp_path / "run", CPU, resume=True).images == 48
-    assert RunFolder(tmp_path / "run").read_config().train.images == 48
+    assert settings.load_config(str(tmp_path / "run" / "config.yaml")).train.images == 48
     for change in ("seed=1", "nets.energy_width=8", "teaching.latent_dim=5", "data.holdout=0.5", "ema.half_life=0"):
         with pytest.raises(UserError, match="a resumed run cannot change"):
             resumed_config(tmp_path / "run", [change])
+
+
+@pytest.mark.parametrize("damage", ["", "train: {batch: 3}", "seed: 5", "a: ["])
+def test_resume_trusts_the_state_and_not_the_settings_file(tmp_path, damage):
+    train(tiny(), tmp_path / "run", CPU, max_images=32)
+    (tmp_path / "run" / "config.yaml").write_text(damage)
+    config = resumed_config(tmp_path / "run", [])
+    assert config == tiny()
+    train(config, tmp_path / "run", CPU, resume=True)
+    assert settings.load_config(str(tmp_path / "run" / "config.yaml")) == tiny()
+
+
+def test_a_lost_snapshot_comes_back_on_resume(tmp_path):
+    train(tiny("train.images=32"), tmp_path / "run", CPU)
+    folder = RunFolder(tmp_path / "run")
+    before = load_file(folder.snapshot)
+    folder.snapshot.unlink()
+    train(resumed_config(folder.root, []), folder.root, CPU, resume=True)
+    assert_same(before, load_file(folder.snapshot))
 
 
 def test_a_run_goes_on_with_the_data_it_began_with(tmp_path):

@@ -49,5 +49,6 @@ def test_what_is_no_full_state(tmp_path):
 def test_the_weights_as_trained(tmp_path):
     state = TrainState(tiny(), CPU)
     state.save(tmp_path / "state.safetensors")
-    trio = load_live_trio(tmp_path / "state.safetensors", tiny())
+    config, trio = load_live_trio(tmp_path / "state.safetensors")
+    assert config == tiny()
     assert all(torch.equal(a, b) for a, b in zip(trio.parameters(), state.trio.parameters(), strict=True))

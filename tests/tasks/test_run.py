@@ -119,8 +119,12 @@ def test_what_is_no_run(tmp_path, finished_run):
         with pytest.raises(UserError, match=words):
             dualmcmc.load(path)
     shutil.copy(finished_run / "config.yaml", tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="no snapshot yet"):
+    with pytest.raises(UserError, match="holds no snapshot"):
         dualmcmc.load(tmp_path)
+    with pytest.raises(UserError, match="full training state"):
+        dualmcmc.load(max((finished_run / "states").iterdir()))
+    with pytest.raises(UserError, match="at least 0"):
+        dualmcmc.load(finished_run, seed=-1)
     (tmp_path / "snapshot.safetensors").write_bytes(b"broken")
     with pytest.raises(UserError, match="is broken"):
         dualmcmc.load(tmp_path)

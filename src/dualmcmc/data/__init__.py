@@ -45,8 +45,8 @@ def load(cfg: Data) -> Images:
             raise UserError(
                 f"this preset needs images of {cfg.size}x{cfg.size}: give data.path=FOLDER, FILE.zip or FILE.npz."
             )
-        everything = read_images(Path(cfg.path), cfg.size, cfg.channels)
-        test = read_images(Path(cfg.test_path), cfg.size, cfg.channels) if cfg.test_path else None
+        everything = read_images(Path(cfg.path).expanduser(), cfg.size, cfg.channels)
+        test = read_images(Path(cfg.test_path).expanduser(), cfg.size, cfg.channels) if cfg.test_path else None
     if test is None and cfg.holdout > 0:
         everything, test = _split(everything, cfg.holdout)
     return Images(everything, test)

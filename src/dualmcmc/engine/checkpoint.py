@@ -7,6 +7,8 @@ with, and is small. Both carry the run's settings, so either can be read alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,30 @@ def save(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save` wrote, on the CPU; one clear line if the file is anything else."""
+    with _open(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, _check_header(file, path)  # noqa: SIM118
+
+
+def load_info(path: Path) -> dict[str, Any]:
+    """The plain values alone, without reading the tensors."""
+    with _open(path) as file:
+        return _check_header(file, path)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}'.") from None
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"'{path}' is broken ({reason}). Delete it to fall back on an earlier one.") from None
+        raise UserError(f"'{path}' is broken or no checkpoint ({reason}).") from None
+
+
+def _check_header(file: Any, path: Path) -> dict[str, Any]:
+    metadata = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise UserError(f"'{path}' was not written by dualmcmc.")
     if metadata.get("version") != str(VERSION):
@@ -53,8 +70,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (KeyError, json.JSONDecodeError):
         info = None
     if not isinstance(info, dict):
-        raise UserError(f"'{path}' is broken (its header is unreadable). Delete it to fall back on an earlier one.")
-    return tensors, info
+        raise UserError(f"'{path}' is broken (its header is damaged).")
+    return info
 
 
 def with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -74,7 +91,7 @@ def fill(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
-        raise UserError(f"'{path}' does not fit these networks: {detail}") from None
+        raise UserError(f"'{path}' does not fit these networks: {detail[:200]}") from None
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

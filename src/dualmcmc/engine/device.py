@@ -13,9 +13,9 @@ def pick(name: str = "auto") -> torch.device:
     """The device called `name`; auto is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
+    if name != "cpu" and name.partition(":")[0] != "cuda":
         raise UserError(f"unknown device '{name}': use auto, cpu or cuda.{nearest(name, ['auto', 'cpu', 'cuda'])}")
-    if name == "cuda" and not torch.cuda.is_available():
+    if name != "cpu" and not torch.cuda.is_available():
         raise UserError(
             "--device cuda: PyTorch sees no CUDA device. Check the driver and that torch is a CUDA build, "
             "or use --device cpu."

@@ -34,15 +34,6 @@ class RunFolder:
         if not self.config.exists():
             raise UserError(f"'{self.root}' is not a run folder: it holds no config.yaml.")
 
-    def read_config(self) -> Config:
-        """The settings the run was trained with."""
-        self.require_run()
-        try:
-            text = self.config.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read '{self.config}': {error}.") from None
-        return settings.from_tree(settings.parse_yaml(text, f"'{self.config}'"), f"'{self.config}'")
-
     def write_config(self, config: Config) -> None:
         """Store the whole tree, with its comments."""
         write_text(self.config, settings.render(config))

@@ -8,8 +8,8 @@ from dualmcmc.config import Guard
 from dualmcmc.errors import Diverged
 
 ADVICE = (
-    "Try a smaller optim.energy.lr, a smaller teaching.x_chain.step_size, "
-    "teaching.x_chain.clamp=1 or teaching.x_chain.grad_clip"
+    "Try a smaller optim.energy.lr, teaching.x_chain.step_size or teaching.z_chain.step_size, "
+    "teaching.x_chain.clamp=1 or a grad_clip"
 )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
 
 from dualmcmc.engine.folder import RunFolder
-from dualmcmc.files import write_text
+from dualmcmc.files import to_json, write_text
 
 
 class Journal:
@@ -22,8 +21,8 @@ class Journal:
         from torch.utils.tensorboard import SummaryWriter
 
         if folder.log.exists():
-            kept = [line for line in read(folder.log) if line.get("images", 0) <= images]
-            write_text(folder.log, "".join(_line(entry) for entry in kept))
+            kept = [line for line in read(folder.log) if line["images"] <= images]
+            write_text(folder.log, "".join(to_json(entry) + "\n" for entry in kept))
         self._file = open(folder.log, "a", encoding="utf-8")  # noqa: SIM115 - open for the run's length
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=images + 1)
 
@@ -48,25 +47,19 @@ class Journal:
         self._board.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(_line(entry))
+        self._file.write(to_json(entry) + "\n")
         self._file.flush()
 
 
-def _line(entry: dict[str, Any]) -> str:
-    """JSON has no NaN: a non-finite number is written as text."""
-    plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-    return json.dumps(plain) + "\n"
-
-
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last line cut short by a kill is left out."""
+    """The lines of a log; what is no line of it, as a last one cut short by a kill, is left out."""
     entries = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 entry = json.loads(line)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 continue
-            if isinstance(entry, dict):
+            if isinstance(entry, dict) and isinstance(entry.get("images"), int):
                 entries.append(entry)
     return entries

@@ -17,7 +17,7 @@ from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.journal import Journal
 from dualmcmc.engine.preview import Preview
 from dualmcmc.engine.progress import Reporter
-from dualmcmc.engine.state import TrainState
+from dualmcmc.engine.state import TrainState, read_config
 from dualmcmc.engine.stop import StopSignals
 from dualmcmc.engine.window import Window
 from dualmcmc.errors import Diverged, UserError
@@ -70,6 +70,8 @@ def train(
             make_folder(part)
         folder.remove_leftovers()
         folder.write_config(config)
+        if resume:
+            state.save_snapshot(folder.snapshot)  # it may have been lost
         journal = Journal(folder, state.images)
         counts = parameter_counts(state.trio)
         journal.event(
@@ -102,7 +104,7 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
     folder = RunFolder(out)
     if not folder.holds_a_run():
         raise UserError(f"there is no run to resume in '{out}': leave out --resume to start one.")
-    old = folder.read_config()
+    old = read_config(folder.latest_state())  # what it was trained with, whatever config.yaml says by now
     if preset is not None and settings.load_config(preset).preset != old.preset:
         raise UserError(f"the run in '{out}' is of preset '{old.preset}', not '{preset}': name that one, or none.")
     new = settings.from_tree(settings.apply_overrides(settings.to_tree(old), overrides), "the resumed run")

@@ -62,7 +62,10 @@ class TrainState:
 
     def load(self, path: Path) -> bool:
         """Go back to a saved state; False if the noise stream could not be continued (other device)."""
-        tensors, info = checkpoint.load(path)
+        try:
+            tensors, info = checkpoint.load(path)
+        except UserError as error:
+            raise UserError(f"{error} Delete it to go on from the state before.") from None
         if "rng" not in info:
             raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).")
         if info.get("data") != self.data:
@@ -75,7 +78,7 @@ class TrainState:
             self.iteration, self.images, self.seconds = info["iteration"], info["images"], info["seconds"]
             same_noise = rng.restore(self.rng, checkpoint.under("rng", tensors), info["rng"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"'{path}' is broken ({error}). Delete it to fall back on an earlier one.") from None
+            raise UserError(f"'{path}' is damaged ({error}). Delete it to go on from the state before.") from None
         if not same_noise:  # a new stream, not the first one again
             self.rng.manual_seed(rng.derive(self.config.seed, rng.Stream.METHOD, self.images))
         return same_noise
@@ -88,9 +91,15 @@ def _adam(net: torch.nn.Module, cfg: Adam) -> torch.optim.Adam:
     return torch.optim.Adam(net.parameters(), lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay)
 
 
-def load_live_trio(path: Path, config: Config) -> Trio:
+def read_config(path: Path) -> Config:
+    """The settings inside a state or snapshot, which are the ones it was trained with."""
+    return settings.from_tree(checkpoint.load_info(path).get("config"), f"'{path}'")
+
+
+def load_live_trio(path: Path) -> tuple[Config, Trio]:
     """The networks as trained, without averaging, from a full state."""
+    config = read_config(path)
     tensors, _ = checkpoint.load(path)
     trio = build(config)
     checkpoint.fill(trio, checkpoint.under("nets", tensors), path)
-    return trio
+    return config, trio

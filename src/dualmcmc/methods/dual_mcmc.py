@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import revise_x, revise_z, squared_error
+from dualmcmc.langevin import energies, revise_x, revise_z, squared_error
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.rng import gaussian_like
@@ -90,7 +90,7 @@ def chain_start(x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Te
 def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
     """mean E(x) - mean E(x_rev), and both means."""
     # One batch: the gradient is a small difference of two large sums; and one spectral norm for both.
-    on_data, on_samples = trio.energy(torch.cat([x, x_rev])).flatten().chunk(2)
+    on_data, on_samples = energies(trio.energy, torch.cat([x, x_rev])).chunk(2)
     loss = on_data.mean() - on_samples.mean()
     stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
     return cfg.energy_weight * loss, {name: value.detach() for name, value in stats.items()}

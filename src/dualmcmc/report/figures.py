@@ -28,6 +28,7 @@ CURVES: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("Inference loss", "-log q", [("inference_data_nll", "data"), ("inference_sample_nll", "samples")]),
     ("Gradient norms", "norm", [("grad_norm_energy", "E"), ("grad_norm_generator", "G"), ("grad_norm_inference", "I")]),
 ]
+LOGARITHMIC = ("Reconstruction error", "Movement of the chains", "Gradient norms")
 
 
 def curves(log: Sequence[dict[str, Any]]) -> str:
@@ -39,7 +40,8 @@ def curves(log: Sequence[dict[str, Any]]) -> str:
             points = [(line["images"], line[name]) for line in lines if isinstance(line.get(name), (int, float))]
             axes.plot(*zip(*points, strict=True), color=colour, label=words, linewidth=1.4) if points else None
         _dress(axes, title, "images", label, legend=len(names) > 1 and bool(lines))
-        if title in ("Reconstruction error", "Movement of the chains", "Gradient norms") and lines:
+        shown = [value for line in axes.get_lines() for value in line.get_ydata()]
+        if title in LOGARITHMIC and shown and min(shown) > 0:
             axes.set_yscale("log")
     return _figure(figure)
 

@@ -107,7 +107,7 @@ def _z_section(run: Run, images: data.Images) -> str:
 
 def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
     begun = [entry for entry in log if entry.get("kind") in ("start", "resume")]
-    lines = [entry for entry in log if entry.get("kind") == "train"]
+    lines = [entry for entry in log if entry.get("kind") == "train" and entry.get("iteration") and "seconds" in entry]
     rows = [(f"parameters of the {net}", f"{count:,}") for net, count in parameter_counts(run.trio).items()]
     rows.append(("images trained on", f"{run.images:,}"))
     if begun:
@@ -120,7 +120,7 @@ def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
             ("training time", f"{seconds / 60:.1f} min"),
             ("per iteration", f"{1000 * seconds / iterations:.1f} ms"),
         ]
-    saves = [entry["seconds"] for entry in log if entry.get("kind") == "save"]
+    saves = [entry["seconds"] for entry in log if entry.get("kind") == "save" and "seconds" in entry]
     if saves:
         rows.append(("per save", f"{1000 * sum(saves) / len(saves):.0f} ms"))
     return rows

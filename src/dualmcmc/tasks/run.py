@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from dualmcmc import rng as random_numbers
-from dualmcmc import settings
 from dualmcmc.config import Chain, Config
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.device import pick
 from dualmcmc.engine.folder import RunFolder
-from dualmcmc.engine.state import load_live_trio
+from dualmcmc.engine.state import load_live_trio, read_config
 from dualmcmc.errors import UserError
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, build
@@ -105,25 +104,28 @@ def _with_steps(chain: Chain, steps: int | None) -> Chain:
     return replace(chain, steps=steps)
 
 
-def load(path: str | Path, device: str = "auto", ema: bool = True, seed: int = 0) -> Run:
+def load(path: str | Path, device: str | torch.device = "auto", ema: bool = True, seed: int = 0) -> Run:
     """A run from its folder, or from a snapshot file alone.
 
     ema=False takes the weights as trained, not their average (needs the run folder's full state).
     """
-    where, place = Path(path), pick(device)
+    where, place = Path(path), pick(str(device))
     if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
         folder = RunFolder(where)
         folder.require_run()
         if not ema:
-            config, state = folder.read_config(), folder.latest_state()
-            return Run(config, load_live_trio(state, config), place, int(state.stem), seed)
+            state = folder.latest_state()
+            return Run(*load_live_trio(state), place, int(state.stem), seed)
         where = folder.snapshot
         if not where.exists():
-            raise UserError(f"'{folder.root}' holds no snapshot yet: train it first.")
+            again = f"'dualmcmc train --resume --out {folder.root}'"
+            raise UserError(f"'{folder.root}' holds no snapshot: {again} writes it.")
     elif not ema:
         raise UserError(f"'{where}' holds averaged weights only: name the run folder to use the others.")
     tensors, info = checkpoint.load(where)
-    config = settings.from_tree(info.get("config", {}), f"'{where}'")
+    if "rng" in info:
+        raise UserError(f"'{where}' is a full training state: name the run folder or its snapshot.")
+    config = read_config(where)
     trio = build(config)
     checkpoint.fill(trio, tensors, where)
     return Run(config, trio, place, int(info.get("images", 0)), seed)

@@ -12,6 +12,8 @@ from dualmcmc.files import atomic, check_target
 from dualmcmc.pictures import before_and_after, save_png, to_uint8
 from dualmcmc.tasks.run import Run
 
+MOST_IN_A_PICTURE = 10_000
+
 
 def sample(run: Run, n: int, steps: int | None, out: Path) -> dict[str, float]:
     """Draw n samples and write them to `out`; returns mean energies and how far the chain moved.
@@ -21,9 +23,11 @@ def sample(run: Run, n: int, steps: int | None, out: Path) -> dict[str, float]:
     check_target(out, ".png", ".npz")
     if n < 1:
         raise UserError(f"-n must be at least 1, not {n}.")
+    if n > MOST_IN_A_PICTURE and out.suffix.lower() == ".png":
+        raise UserError(f"-n {n} is too many for a picture (at most {MOST_IN_A_PICTURE}): use --out FILE.npz.")
     start = run.sample(n, steps=0)
     revised = run.revise_x(start, steps)
-    if out.suffix == ".npz":
+    if out.suffix.lower() == ".npz":
         with atomic(out) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, generator=_pixels(start), revised=_pixels(revised))
     else:
