@@ -116,7 +116,7 @@ def evil_npz(path):
         ("array.npz", lambda p: npy(p), "is not an npz file"),
         ("damaged.npz", lambda p: damaged(p, "npz"), "cannot read"),
         ("damaged.zip", lambda p: damaged(p, "zip"), "cannot read"),
-        ("cut.zip", lambda p: damaged(p, "zip", 2080), "cannot read"),
+        ("cut.zip", lambda p: damaged(p, "directory"), "cannot read"),
         ("pipe", lambda p: os.mkfifo(p), "is not a folder"),
         ("pickled.npz", evil_npz, "cannot read"),
         ("floats.npz", lambda p: np.savez(p, np.zeros((2, 8, 8, 3))), "must be uint8"),
@@ -139,7 +139,7 @@ def npy(path):
         np.save(file, np.zeros((2, 8, 8), np.uint8))
 
 
-def damaged(path, kind, at=60):
+def damaged(path, kind):
     """A compressed archive with a hurt content, or directory."""
     if kind == "npz":
         np.savez_compressed(path, np.zeros((50, 32, 32, 3), np.uint8))
@@ -147,6 +147,7 @@ def damaged(path, kind, at=60):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("a.png", np.random.default_rng(0).bytes(2_000))
     content = bytearray(path.read_bytes())
+    at = content.find(b"PK\x01\x02") if kind == "directory" else 60
     content[at : at + 15] = b"\xff" * 15
     path.write_bytes(bytes(content))
 

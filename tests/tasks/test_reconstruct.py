@@ -8,7 +8,7 @@ from dualmcmc.tasks.reconstruct import images_for, reconstruct, save_picture
 
 @pytest.fixture
 def run(finished_run):
-    return dualmcmc.load(finished_run)
+    return dualmcmc.load(finished_run, device="cpu")
 
 
 def test_reconstruction_errors_are_what_they_say(run, tmp_path):

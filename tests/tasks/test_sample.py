@@ -9,7 +9,7 @@ from dualmcmc.tasks.sample import sample
 
 @pytest.fixture
 def run(finished_run):
-    return dualmcmc.load(finished_run)
+    return dualmcmc.load(finished_run, device="cpu")
 
 
 def test_samples_as_pixels_and_as_a_picture(run, tmp_path):

@@ -8,7 +8,7 @@ from dualmcmc.tasks.summary import summarise
 
 @pytest.fixture
 def run(finished_run):
-    return dualmcmc.load(finished_run)
+    return dualmcmc.load(finished_run, device="cpu")
 
 
 def test_summary(run):
