@@ -197,7 +197,7 @@ def test_a_broken_state_is_not_resumed(call, finished_run, tmp_path):
     newest = max((broken / "states").iterdir())
     newest.write_bytes(newest.read_bytes()[:-9])
     log = (broken / "log.jsonl").read_text()
-    assert_refused(call("train", "--resume", "--out", broken), newest.name, "broken")
+    assert_refused(call("train", "--resume", "--out", broken), newest.name, "broken", "Delete that file")
     assert (broken / "log.jsonl").read_text() == log
     shutil.copy(broken / "snapshot.safetensors", newest)
     assert_refused(call("train", "--resume", "--out", broken), newest.name)

@@ -35,7 +35,7 @@ def _complete_setting(incomplete: str) -> list[str]:
 Preset = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PRESET]",
+        metavar="PRESET",
         help="A preset ('dualmcmc presets') or a settings file, FILE.yaml.",
         autocompletion=_complete_preset,
         show_default=False,
@@ -44,7 +44,7 @@ Preset = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE ...]",
+        metavar="KEY=VALUE",
         help="Settings to change, such as train.batch=64 ('dualmcmc config PRESET' lists them).",
         autocompletion=_complete_setting,
         show_default=False,
@@ -93,13 +93,11 @@ def train(
     states to resume from. Ctrl-C (or SIGTERM) saves and stops. Exit codes: 0 done, 2 bad input,
     3 diverged, 130 and 143 stopped by a signal.
 
+    \b
     Examples:
-
-      dualmcmc train                               the default preset, digits, on this machine
-
-      dualmcmc train cifar10-simple data.path=cifar10.npz --out runs/c10 --device cuda
-
-      dualmcmc train --resume --out runs/c10       go on after a stop
+      dualmcmc train                          the default preset, digits
+      dualmcmc train mnist data.path=mnist.npz --out runs/m --device cuda
+      dualmcmc train --resume --out runs/m    go on after a stop
     """
     preset, changes = _words(preset, overrides)
     if seed is not None:
@@ -155,7 +153,7 @@ def sample(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Draw samples: the generator's, and the same revised by the EBM, side by side."""
+    """Draw samples, generator and EBM-revised side by side."""
     from dualmcmc.tasks.run import load
     from dualmcmc.tasks.sample import sample as draw
 
@@ -190,7 +188,10 @@ def reconstruct(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Reconstruct images: the originals, inference alone, and inference + z-chain, side by side."""
+    """Reconstruct images, with and without the z-chain.
+
+    The originals, inference alone, and inference + z-chain, side by side, with their mean squared errors.
+    """
     from dualmcmc.tasks.reconstruct import images_for, save_picture
     from dualmcmc.tasks.reconstruct import reconstruct as rebuild
     from dualmcmc.tasks.run import load
@@ -221,7 +222,10 @@ def report(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page: numbers, samples, both chains, curves, timings, settings."""
+    """Write one self-contained HTML page about a run.
+
+    Numbers, samples, both chains as film strips with their profiles, curves, timings and settings.
+    """
     from dualmcmc.engine.folder import RunFolder
     from dualmcmc.report.page import WORDS, write_report
 
@@ -267,7 +271,10 @@ def presets(as_json: Json = False) -> None:
 
 @app.command("config")
 def show_config(preset: Preset = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Print the full settings of a preset as YAML, with a comment on each; train reads such a file."""
+    """Print every setting of a preset, explained.
+
+    The output is YAML; 'dualmcmc train FILE.yaml' reads it.
+    """
     preset, changes = _words(preset, overrides)
     chosen = settings.load_config(preset or "digits", changes)
     if as_json:

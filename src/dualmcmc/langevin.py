@@ -37,7 +37,7 @@ class Trace:
     grad_norm: list[Tensor] = field(default_factory=list)  # (B,) each, before any clip
     moved: list[Tensor] = field(default_factory=list)  # (B,) each: rms distance from the start
     mse: list[Tensor] = field(default_factory=list)  # (B,) each, z-chains only: |x - g(z)|^2 / D
-    _start: Tensor | None = None
+    _start: Tensor | None = field(default=None, init=False, repr=False)
 
     def record(self, step: int, last: bool, state: Tensor, potential: Tensor, mse: Tensor | None) -> None:
         """Note one state (called by the chain)."""

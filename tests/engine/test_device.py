@@ -13,7 +13,12 @@ def test_pick(monkeypatch):
     with pytest.raises(UserError, match="unknown device 'gpu'"):
         device.pick("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device.pick("auto") == torch.device("cuda")
+    assert device.pick("cuda:1") == torch.device("cuda:1")
+    for name in ("cuda:2", "cuda:x", "cuda:", "cpu:0", ""):
+        with pytest.raises(UserError, match="device"):
+            device.pick(name)
 
 
 def test_repeatable_means_deterministic_kernels(monkeypatch):

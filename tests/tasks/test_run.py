@@ -65,6 +65,14 @@ def test_steps_and_seeds(run):
         run.sample(4, steps=-1)
 
 
+def test_inference_mode_changes_nothing(run):
+    plain = run.reconstruct(run.sample(4, rng=rng(1)), rng=rng(2))
+    with torch.inference_mode():
+        x = run.sample(4, rng=rng(1))
+        assert torch.equal(run.reconstruct(x, rng=rng(2)), plain)
+        assert run.energy(x).shape == (4,)
+
+
 def test_a_loaded_run_repeats_itself(finished_run):
     first, second = (dualmcmc.load(finished_run, seed=3).sample(4) for _ in range(2))
     assert torch.equal(first, second)

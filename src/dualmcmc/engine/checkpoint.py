@@ -69,7 +69,7 @@ def _check_header(file: Any, path: Path) -> dict[str, Any]:
         info = json.loads(metadata["info"])
     except (KeyError, json.JSONDecodeError):
         info = None
-    if not isinstance(info, dict):
+    if not isinstance(info, dict) or not isinstance(info.get("images"), int):
         raise UserError(f"'{path}' is broken (its header is damaged).")
     return info
 

@@ -13,13 +13,16 @@ def pick(name: str = "auto") -> torch.device:
     """The device called `name`; auto is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name != "cpu" and name.partition(":")[0] != "cuda":
+    kind, _, index = name.partition(":")
+    if name != "cpu" and not (kind == "cuda" and (name == "cuda" or index.isdecimal())):
         raise UserError(f"unknown device '{name}': use auto, cpu or cuda.{nearest(name, ['auto', 'cpu', 'cuda'])}")
     if name != "cpu" and not torch.cuda.is_available():
         raise UserError(
             "--device cuda: PyTorch sees no CUDA device. Check the driver and that torch is a CUDA build, "
             "or use --device cpu."
         )
+    if index and int(index) >= torch.cuda.device_count():
+        raise UserError(f"there is no device '{name}': PyTorch sees {torch.cuda.device_count()} CUDA device(s).")
     return torch.device(name)
 
 

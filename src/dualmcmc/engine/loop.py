@@ -15,7 +15,7 @@ from dualmcmc.engine import guard
 from dualmcmc.engine.device import describe, make_repeatable, pick
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.journal import Journal
-from dualmcmc.engine.preview import Preview
+from dualmcmc.engine.preview import write_preview
 from dualmcmc.engine.progress import Reporter
 from dualmcmc.engine.state import TrainState, read_config
 from dualmcmc.engine.stop import StopSignals
@@ -104,7 +104,10 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
     folder = RunFolder(out)
     if not folder.holds_a_run():
         raise UserError(f"there is no run to resume in '{out}': leave out --resume to start one.")
-    old = read_config(folder.latest_state())  # what it was trained with, whatever config.yaml says by now
+    try:
+        old = read_config(folder.latest_state())  # what it was trained with, whatever config.yaml says by now
+    except UserError as error:
+        raise UserError(f"{error} Delete that file to go on from the state before it.") from None
     if preset is not None and settings.load_config(preset).preset != old.preset:
         raise UserError(f"the run in '{out}' is of preset '{old.preset}', not '{preset}': name that one, or none.")
     new = settings.from_tree(settings.apply_overrides(settings.to_tree(old), overrides), "the resumed run")
@@ -143,7 +146,6 @@ class _Loop:
         self.config, self.state, self.pixels = config, state, pixels
         self.folder, self.journal, self.reporter = folder, journal, reporter
         self.order = Order(len(pixels), config.seed, pixels.device)
-        self.preview = Preview(config, state, folder)
         self.window = Window()
         self.last: dict[str, float] = {}
         self._read_at, self._read_iteration = time.monotonic(), state.iteration
@@ -173,7 +175,7 @@ class _Loop:
             if save:
                 self._save()
             if show:
-                self.journal.picture("samples", self.preview.write(), state.images)
+                self.journal.picture("samples", write_preview(state, self.folder), state.images)
             if save or show:
                 self._read_at = time.monotonic()  # neither counts as training time
             if why is not None:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from dualmcmc import rng
-from dualmcmc.config import Config
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.state import TrainState
 from dualmcmc.langevin import revise_x
@@ -16,21 +15,19 @@ from dualmcmc.pictures import before_and_after, save_png
 COUNT, COLUMNS = 64, 8
 
 
-class Preview:
-    """Grids of generator samples (left) and their EBM-revised forms (right)."""
+def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
+    """Generator samples (left) and their EBM-revised forms (right) as samples/IMAGES.png.
 
-    def __init__(self, config: Config, state: TrainState, folder: RunFolder) -> None:
-        self.config, self.state, self.folder = config, state, folder
-
-    def write(self) -> Tensor:
-        """Write samples/IMAGES.png; returns the (C, h, w) picture. Draws nothing from the run's own rng."""
-        source = rng.generator(rng.derive(self.config.seed, rng.Stream.PREVIEW), self.state.device)
-        z = torch.randn(COUNT, self.config.teaching.latent_dim, device=self.state.device, generator=source)
-        trio = self.state.ema.sampling_trio()
-        with sampling_mode(trio, self.config.sampling.batchnorm):
-            with torch.no_grad():
-                x = trio.generator(z)
-            revised = revise_x(trio.energy, x, self.config.sampling_chain, source)
-        picture = before_and_after(x, revised, COLUMNS)
-        save_png(picture, self.folder.samples / f"{self.state.images:012d}.png")
-        return picture
+    Returns the (C, h, w) picture. Draws nothing from the run's own rng.
+    """
+    config = state.config
+    source = rng.generator(rng.derive(config.seed, rng.Stream.PREVIEW), state.device)
+    z = torch.randn(COUNT, config.teaching.latent_dim, device=state.device, generator=source)
+    trio = state.ema.sampling_trio()
+    with sampling_mode(trio, config.sampling.batchnorm):
+        with torch.no_grad():
+            x = trio.generator(z)
+        revised = revise_x(trio.energy, x, config.sampling_chain, source)
+    picture = before_and_after(x, revised, COLUMNS)
+    save_png(picture, folder.samples / f"{state.images:012d}.png")
+    return picture

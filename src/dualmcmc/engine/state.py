@@ -62,10 +62,7 @@ class TrainState:
 
     def load(self, path: Path) -> bool:
         """Go back to a saved state; False if the noise stream could not be continued (other device)."""
-        try:
-            tensors, info = checkpoint.load(path)
-        except UserError as error:
-            raise UserError(f"{error} Delete it to go on from the state before.") from None
+        tensors, info = checkpoint.load(path)
         if "rng" not in info:
             raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).")
         if info.get("data") != self.data:
@@ -78,7 +75,7 @@ class TrainState:
             self.iteration, self.images, self.seconds = info["iteration"], info["images"], info["seconds"]
             same_noise = rng.restore(self.rng, checkpoint.under("rng", tensors), info["rng"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"'{path}' is damaged ({error}). Delete it to go on from the state before.") from None
+            raise UserError(f"'{path}' is damaged ({error}). Delete it to go on from the state before it.") from None
         if not same_noise:  # a new stream, not the first one again
             self.rng.manual_seed(rng.derive(self.config.seed, rng.Stream.METHOD, self.images))
         return same_noise

@@ -83,7 +83,6 @@ class Run:
         """E(x) = -f(x), (B,): low where the model expects data."""
         return self._in_batches(self.trio.energy, x)
 
-    @torch.no_grad()
     def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor, trace: Trace | None = None) -> Tensor:
         """`function` on at most `sampling.batch` items at a time: memory stays bounded whatever the count.
 
@@ -91,8 +90,10 @@ class Run:
         is of one chain, so it has them all at once.
         """
         count = 1 if trace is not None else max(1, -(-len(inputs[0]) // self.config.sampling.batch))
-        with sampling_mode(self.trio, self.config.sampling.batchnorm):
-            parts = zip(*(tensor.to(self.device).tensor_split(count) for tensor in inputs), strict=True)
+        # Chains differentiate, which a caller's inference mode would forbid: leave it, and its tensors.
+        with torch.inference_mode(False), torch.no_grad(), sampling_mode(self.trio, self.config.sampling.batchnorm):
+            own = (tensor.clone() if tensor.is_inference() else tensor for tensor in inputs)
+            parts = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
             return torch.cat([function(*part) for part in parts])
 
 
@@ -128,4 +129,4 @@ def load(path: str | Path, device: str | torch.device = "auto", ema: bool = True
     config = read_config(where)
     trio = build(config)
     checkpoint.fill(trio, tensors, where)
-    return Run(config, trio, place, int(info.get("images", 0)), seed)
+    return Run(config, trio, place, info["images"], seed)
