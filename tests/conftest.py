@@ -39,6 +39,14 @@ def tiny(*overrides: str) -> Config:
 
 
 @pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder of the test's own: what the machine has must not count."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("DUALMCMC_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
 def _one_thread_and_a_fixed_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)

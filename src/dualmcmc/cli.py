@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dualmcmc import __version__, settings
+from dualmcmc import __version__, cli_data, settings
+from dualmcmc.cli_data import CROP_NAMES, Json, checked_crop, print_json
 from dualmcmc.errors import Diverged, UserError, nearest
-from dualmcmc.files import check_target, to_json
+from dualmcmc.files import check_target
 
 app = typer.Typer(
     help="Train an energy-based model, a generator and an inference model together by dual-MCMC teaching "
@@ -22,6 +23,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_data.data, name="data")
+app.add_typer(cli_data.bench, name="bench")
 
 
 def _complete_preset(incomplete: str) -> list[str]:
@@ -52,7 +55,6 @@ Overrides = Annotated[
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a snapshot file.", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 Average = Annotated[bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last iteration.")]
 Seed = Annotated[int, typer.Option(help="Fixes all random numbers.", min=0)]
 
@@ -96,7 +98,7 @@ def train(
     \b
     Examples:
       dualmcmc train                          the default preset, digits
-      dualmcmc train mnist data.path=mnist.npz --out runs/m --device cuda
+      dualmcmc train mnist --out runs/m --device cuda    after: dualmcmc data fetch mnist
       dualmcmc train --resume --out runs/m    go on after a stop
     """
     preset, changes = _words(preset, overrides)
@@ -119,7 +121,7 @@ def train(
     outcome = loop.train(chosen, folder, device, resume, max_images, max_minutes, reporter())
     unfinished = outcome.why != "finished"
     if as_json:
-        _print_json({**vars(outcome), "folder": str(outcome.folder)})
+        print_json({**vars(outcome), "folder": str(outcome.folder)})
     else:
         print(
             f"{'stopped (' + outcome.why + ')' if unfinished else 'trained'}: {outcome.images:,} images, "
@@ -161,7 +163,7 @@ def sample(
     target = out or _beside(run, "sample.png")
     numbers = draw(loaded, n, steps, target)
     if as_json:
-        _print_json({"file": str(target), "n": n, "seed": seed, "ema": ema, **numbers})
+        print_json({"file": str(target), "n": n, "seed": seed, "ema": ema, **numbers})
     else:
         print(f"{n} samples, generator and after {numbers['steps']} steps: {target}")
         print(
@@ -175,7 +177,12 @@ def reconstruct(
     run: RunPath,
     images: Annotated[
         Path | None,
-        typer.Option(help="Folder, .zip, .npz or image. [default: the run's held-out images]", show_default=False),
+        typer.Option(
+            help="Folder, archive, packed file or image. [default: the run's held-out images]", show_default=False
+        ),
+    ] = None,
+    crop: Annotated[
+        str | None, typer.Option(help=f"How to crop --images: {', '.join(CROP_NAMES)}. [default: the run's]")
     ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Length of the z-chain. [default: the run's]", show_default=False)
@@ -198,17 +205,28 @@ def reconstruct(
 
     loaded = load(run, device, ema, seed)
     target = check_target(out or _beside(run, "reconstruct.png"), ".png")
-    pixels, what = images_for(loaded, images)
+    if crop is not None and images is None:
+        raise UserError("--crop is for --images: the run's own images have their crop.")
+    pixels, what, origin = images_for(loaded, images, checked_crop(crop) if crop else None)
     result = rebuild(loaded, pixels, steps)
     save_picture(result, target)
     numbers = {"mse_inference": result.mse_inference, "mse_revised": result.mse_revised}
     if as_json:
-        _print_json(
-            {"file": str(target), "images": len(pixels), "what": what, "steps": result.steps, "seed": seed, **numbers}
+        print_json(
+            {
+                "file": str(target),
+                "images": len(pixels),
+                "what": what,
+                "data": origin,
+                "steps": result.steps,
+                "seed": seed,
+                **numbers,
+            }
         )
     else:
         print(f"{len(pixels)} {what}: original, inference, inference + {result.steps} steps: {target}")
         print(f"MSE in [-1, 1]: {result.mse_inference:.4g} inference alone, {result.mse_revised:.4g} after the z-chain")
+        print(f"cropped ({origin['crop']}) and resized ({origin['resize']}) where they had another size")
 
 
 @app.command()
@@ -235,7 +253,7 @@ def report(
         check_target(out, ".html")
     path, numbers = write_report(folder, device, out, ema, seed)
     if as_json:
-        _print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})
+        print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})
         return
     for key, words in WORDS.items():
         if key in numbers:
@@ -249,7 +267,7 @@ def presets(as_json: Json = False) -> None:
     """List the presets."""
     rows = [(name, settings.load_config(name)) for name in settings.preset_names()]
     if as_json:
-        _print_json(
+        print_json(
             {
                 name: {
                     "description": c.description,
@@ -278,7 +296,7 @@ def show_config(preset: Preset = None, overrides: Overrides = None, as_json: Jso
     preset, changes = _words(preset, overrides)
     chosen = settings.load_config(preset or "digits", changes)
     if as_json:
-        _print_json(settings.to_tree(chosen))
+        print_json(settings.to_tree(chosen))
     else:
         print(settings.render(chosen), end="")
 
@@ -291,10 +309,6 @@ def _words(preset: str | None, overrides: list[str] | None) -> tuple[str | None,
 
 def _beside(run: Path, name: str) -> Path:
     return (run.parent if run.suffix == ".safetensors" else run) / name
-
-
-def _print_json(value: Any) -> None:
-    print(to_json(value))
 
 
 def main() -> None:
@@ -326,6 +340,7 @@ def _usage(error: Any) -> str:
     """What is wrong with the words of a call, in one line."""
     text = " ".join(str(error.format_message()).split())
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    names += ["data", "bench"]
     asked = text.partition("'")[2].partition("'")[0]
     hint = nearest(asked, names) if text.startswith("No such command") and "Did you mean" not in text else ""
     return f"{text}{hint} See dualmcmc --help."

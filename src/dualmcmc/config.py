@@ -41,26 +41,55 @@ def stages(size: int) -> tuple[int, int]:
     return base, count
 
 
+Source = Literal[
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church", "folder"
+]
+Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
+Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
+
+# CelebA's usual crops of its 178x218 images: the side of the square and its centre (x, y)
+CROPS = {
+    "celeba108": (108, 89, 109),  # DCGAN
+    "celeba128": (128, 89, 121),  # progressive GANs
+    "celeba140": (140, 89, 109),  # score-based and energy-based models
+    "celeba148": (148, 89, 109),  # VAEs and WAEs
+    "celeba178": (178, 89, 109),  # the full width
+}
+
+
 @dataclass(frozen=True)
 class Data:
     """What is learned."""
 
-    source: Literal["digits", "files"] = setting(
-        "digits", "digits: scikit-learn's 8x8 handwritten digits; files: images at data.path"
+    source: Source = setting("digits", "a named set ('dualmcmc data list'), or folder: your images at data.path")
+    path: str | None = setting(
+        None, "folder, zip, tar, LMDB, parquet, npz or packed file; null: the named set in the cache folder"
     )
-    path: str | None = setting(None, "folder, .zip or .npz of training images (source files)")
-    test_path: str | None = setting(None, "the same for held-out images; null: data.holdout")
-    holdout: float = setting(0.0, "share of the images kept out of training", ge=0, lt=1)
+    test_path: str | None = setting(None, "the same for held-out images; null: the set's test split, or data.holdout")
+    split: str = setting("train", "what is trained on: a split, or several joined by +, such as train+extra")
+    holdout: float = setting(0.0, "share of the images kept out of training, where no test split is", ge=0, lt=1)
     size: int = setting(32, "side in pixels: 4, 5, 6 or 7 times a power of two", ge=8, le=1024)
     channels: Literal[1, 3] = setting(3, "1 (grey) or 3 (RGB)")
+    crop: Crop = setting(
+        "center", "center: the largest central square; none: the whole, squeezed; celebaN: N pixels of CelebA's 178x218"
+    )
+    resize: Resize = setting("lanczos", "how other sizes are resampled: lanczos, bilinear, bicubic or box")
+    skip_bad: bool = setting(False, "leave out files that cannot be read, and say which; false: refuse them")
+    flip: bool = setting(False, "mirror every image with probability 1/2 (the paper does not)")
+    place: Literal["auto", "device", "stream"] = setting(
+        "auto", "device: all images in the device's memory; stream: read as needed; auto: device where they fit"
+    )
+    workers: int = setting(4, "threads that read ahead when streaming", ge=1, le=256)
 
     def __post_init__(self) -> None:
         stages(self.size)
         if self.source == "digits" and (self.path or self.test_path):
             raise UserError(
-                "data.path is given, but data.source=digits comes with its own images: add data.source=files "
+                "data.path is given, but data.source=digits comes with its own images: add data.source=folder "
                 "and your data.size and data.channels, or start from another preset."
             )
+        if self.test_path and self.holdout:
+            raise UserError("data.test_path and data.holdout are both given: choose one.")
 
 
 @dataclass(frozen=True)

@@ -64,3 +64,14 @@ def save_png(picture: Tensor, path: Path) -> None:
     content = encode_png(picture)
     with atomic(path) as temporary:
         temporary.write_bytes(content)
+
+
+def stacked(*pictures: Tensor, gap: int = 24) -> Tensor:
+    """(C, h, w) pictures one below the other, on white."""
+    channels, width = pictures[0].shape[0], max(picture.shape[2] for picture in pictures)
+    parts = []
+    for picture in pictures:
+        canvas = torch.full((channels, picture.shape[1] + gap, width), 255, dtype=torch.uint8)
+        canvas[:, : picture.shape[1], : picture.shape[2]] = picture
+        parts.append(canvas)
+    return torch.cat(parts, dim=1)[:, :-gap]

@@ -23,6 +23,7 @@ class Stream(IntEnum):
     ORDER = 2  # the order of the data
     PREVIEW = 3  # pictures of a run in the making
     USE = 4  # a trained run
+    FLIPS = 5  # which images are mirrored
 
 
 def derive(seed: int, *path: int) -> int:

@@ -203,7 +203,7 @@ def test_a_run_goes_on_with_the_data_it_began_with(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", pixels)
     np.savez(tmp_path / "b.npz", pixels[::-1])
-    source = ("data.source=files", f"data.path={tmp_path / 'a.npz'}")
+    source = ("data.source=folder", f"data.path={tmp_path / 'a.npz'}")
     train(tiny(*source), tmp_path / "run", CPU, max_images=32)
     (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
     for name, fits in (("b", False), ("moved", True)):

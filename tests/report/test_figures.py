@@ -21,7 +21,7 @@ def test_the_ends_of_the_chains_are_measured(finished_run, monkeypatch):
     run = dualmcmc.load(finished_run, device="cpu")
     shown = []
     monkeypatch.setattr(figures, "_profile", lambda values, title, label: shown.append(values) or "figure")
-    images = data.load(run.config.data).test
+    images = data.load(run.config.data).test.tensor()
     _, _, ends = figures.z_chain(run, images)
     x = from_uint8(images[:64])
     assert ends["start"] == pytest.approx(float((run.reconstruct(x, steps=0) - x).square().mean()), rel=1e-4)

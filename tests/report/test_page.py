@@ -43,7 +43,7 @@ def test_a_run_whose_data_are_gone(finished_run, tmp_path):
     shutil.copytree(finished_run, run)
     _, info = checkpoint.load(run / "snapshot.safetensors")
     tensors = checkpoint.load(run / "snapshot.safetensors")[0]
-    info["config"]["data"] |= {"source": "files", "path": "gone.zip"}
+    info["config"]["data"] |= {"source": "folder", "path": "gone.zip"}
     checkpoint.save(run / "snapshot.safetensors", tensors, info)
     path, numbers = write_report(RunFolder(run), "cpu")
     assert "gone.zip" in numbers["measured_on"]

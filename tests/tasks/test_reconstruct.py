@@ -12,8 +12,9 @@ def run(finished_run):
 
 
 def test_reconstruction_errors_are_what_they_say(run, tmp_path):
-    images, what = images_for(run, None)
+    images, what, origin = images_for(run, None)
     assert (len(images), what) == (359, "held-out images")
+    assert (origin["source"], origin["crop"], origin["images"]) == ("digits", "center", 1438)
     result = reconstruct(run, images)
     x = from_uint8(images)
     assert result.mse_inference == pytest.approx(float((x - run.reconstruct(x, steps=0)).square().mean()), rel=1e-5)
@@ -25,7 +26,9 @@ def test_reconstruction_errors_are_what_they_say(run, tmp_path):
 
 def test_images_of_ones_own(run, tmp_path):
     Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "a.png")
-    images, what = images_for(run, tmp_path / "a.png")
+    images, what, origin = images_for(run, tmp_path / "a.png")
     assert images.shape == (1, 1, 8, 8)
+    assert (origin["crop"], origin["path"]) == ("center", str(tmp_path / "a.png"))
+    assert images_for(run, tmp_path / "a.png", "none")[2]["crop"] == "none"
     assert "a.png" in what
     assert reconstruct(run, images).revised.shape == images.shape

@@ -1,67 +1,93 @@
-"""Images to learn from: one file a source, all as bytes in one tensor."""
+"""Images to learn from: one file a source, all as bytes of one size."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dualmcmc.config import Data
-from dualmcmc.errors import UserError
+from dualmcmc.data.images import Fit
+from dualmcmc.data.opening import open_stores
+from dualmcmc.data.store import Joined, Memory, Store, Subset
+from dualmcmc.errors import UserError, nearest
+from dualmcmc.progress import Watch, quiet
 from dualmcmc.rng import generator
 
 SPLIT_SEED = 20231  # fixed: a run's seed must not change what is held out
 
 
 class Images(NamedTuple):
-    """(N, C, H, W) bytes each; `test` is None where nothing is held out."""
+    """What to train on, and what is held out: None where nothing is."""
 
-    train: Tensor
-    test: Tensor | None
+    train: Store
+    test: Store | None
 
-    def held_out(self) -> tuple[Tensor, str]:
+    def held_out(self) -> tuple[Store, str]:
         """What to test with, and what it is: held-out images where there are any."""
         return (self.train, "training images") if self.test is None else (self.test, "held-out images")
 
 
-def load(cfg: Data) -> Images:
+def load(cfg: Data, watch: Watch = quiet) -> Images:
     """The images a config asks for."""
-    if cfg.source == "digits":
-        from dualmcmc.data.digits import digits
-
-        if (cfg.size, cfg.channels) != (8, 1):
+    fit, path = Fit.of(cfg), _path(cfg.path)
+    names = cfg.split.split("+")
+    found = open_stores(cfg.source, path, [*names, "test"], fit, cfg.skip_bad, watch)
+    for name in names:
+        if name not in found:
+            here = ", ".join(sorted(found)) or "other splits"
             raise UserError(
-                "data.source=digits has 8x8 grey images: set data.size=8 and data.channels=1, "
-                "or data.source=files with data.path."
+                f"data.split={cfg.split}: {cfg.source} has no split '{name}' there, only {here}.{nearest(name, found)}"
             )
-        everything, test = digits(), None
-    else:
-        from dualmcmc.data.files import read_images
-
-        if cfg.path is None:
-            raise UserError(
-                f"this preset needs images of {cfg.size}x{cfg.size}: give data.path=FOLDER, FILE.zip or FILE.npz."
-            )
-        everything = read_images(Path(cfg.path).expanduser(), cfg.size, cfg.channels)
-        test = read_images(Path(cfg.test_path).expanduser(), cfg.size, cfg.channels) if cfg.test_path else None
-    if test is None and cfg.holdout > 0:
-        everything, test = _split(everything, cfg.holdout)
-    return Images(everything, test)
+    train = found[names[0]] if len(names) == 1 else Joined([found[name] for name in names])
+    test = found["test"] if "test" in found and "test" not in names else None
+    if cfg.test_path is not None:
+        test = _test_images(cfg, fit, watch)
+    elif cfg.holdout > 0:
+        if test is not None:
+            raise UserError(f"data.holdout={cfg.holdout:g}: {cfg.source} has a test split of its own; leave it out.")
+        train, test = _hold_out(train, cfg.holdout)
+    return Images(train, test)
 
 
-def fingerprint(images: Tensor) -> str:
+def read_images(path: Path, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Tensor:
+    """A user's own images, (N, C, H, W) bytes."""
+    return open_stores("folder", path, ["train"], fit, skip_bad, watch)["train"].tensor()
+
+
+def describe(cfg: Data, images: Images) -> dict[str, Any]:
+    """What was learned from, to be kept with every number: set, split, crop, size, checksum."""
+    settings = ("source", "split", "holdout", "size", "channels", "crop", "resize", "flip")
+    return {
+        **{name: getattr(cfg, name) for name in settings},
+        "images": len(images.train),
+        "checksum": fingerprint(images.train),
+    }
+
+
+def fingerprint(images: Store) -> str:
     """A short checksum of pixels and their order: what a run must find again when it goes on."""
-    digest = hashlib.sha256(str(tuple(images.shape)).encode())
-    digest.update(images.cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:16]
+    return images.checksum[:16]
 
 
-def _split(images: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).expanduser()
+
+
+def _test_images(cfg: Data, fit: Fit, watch: Watch) -> Store:
+    """Held-out images from a place of their own: its test split, or else all that is there."""
+    found = open_stores("folder", _path(cfg.test_path), ["train", "test"], fit, cfg.skip_bad, watch)
+    return found.get("test") or found["train"]
+
+
+def _hold_out(images: Store, share: float) -> tuple[Store, Store]:
     held_out = round(share * len(images))
     if not 0 < held_out < len(images):
         raise UserError(f"data.holdout={share:g} of {len(images)} images leaves nothing to train on or to test with.")
-    order = torch.randperm(len(images), generator=generator(SPLIT_SEED))
-    return images[order[held_out:]], images[order[:held_out]]
+    order = torch.randperm(len(images), generator=generator(SPLIT_SEED)).numpy()
+    train, test = Subset(images, order[held_out:]), Subset(images, order[:held_out])
+    if isinstance(images, Memory):  # cheap here, and simpler from then on
+        return Memory(train.tensor()), Memory(test.tensor())
+    return train, test

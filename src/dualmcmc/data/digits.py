@@ -5,13 +5,21 @@ The test part of the UCI "Optical Recognition of Handwritten Digits" set (Alpayd
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from pathlib import Path
+
+import numpy as np
+
+from dualmcmc.data.source import Arrays, Source
 
 
-def digits() -> Tensor:
-    """(1797, 1, 8, 8) bytes; the set's 17 grey levels spread over 0..255."""
+def read(path: Path) -> dict[str, Source]:
+    """Bundled: `path` is not looked at."""
+    return {"train": Arrays("digits", digits, 1797)}
+
+
+def digits() -> np.ndarray:
+    """(1797, 8, 8, 1) bytes; the set's 17 grey levels spread over 0..255."""
     from sklearn.datasets import load_digits
 
-    levels = torch.from_numpy(load_digits().images)  # 0..16
-    return (levels * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    levels = load_digits().images  # 0..16
+    return (levels * (255 / 16)).round().astype(np.uint8)[..., None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,22 @@ class Order:
         self.count, self.seed, self.device = count, seed, device
         self._epoch = -1
         self._permutation = torch.empty(0, dtype=torch.long)
+        self._flip_epoch = -1
+        self._coins = torch.empty(0, dtype=torch.bool)
 
     def indices(self, start: int, length: int) -> Tensor:
         """Items number start, ..., start + length - 1 of the walk; a batch may span epochs."""
+        return self._pieces(self._epoch_order, start, length)
+
+    def flips(self, start: int, length: int) -> Tensor:
+        """For the same items, whether each is mirrored: a fair coin thrown anew each epoch."""
+        return self._pieces(self._epoch_coins, start, length)
+
+    def _pieces(self, of_epoch: Callable[[int], Tensor], start: int, length: int) -> Tensor:
         parts = []
         while length > 0:
             epoch, offset = divmod(start, self.count)
-            part = self._epoch_order(epoch)[offset : offset + length]
+            part = of_epoch(epoch)[offset : offset + length]
             parts.append(part)
             start, length = start + len(part), length - len(part)
         return torch.cat(parts)
@@ -31,3 +42,9 @@ class Order:
             rng = generator(derive(self.seed, Stream.ORDER, epoch))
             self._epoch, self._permutation = epoch, torch.randperm(self.count, generator=rng).to(self.device)
         return self._permutation
+
+    def _epoch_coins(self, epoch: int) -> Tensor:
+        if epoch != self._flip_epoch:
+            rng = generator(derive(self.seed, Stream.FLIPS, epoch))
+            self._flip_epoch, self._coins = epoch, (torch.rand(self.count, generator=rng) < 0.5).to(self.device)
+        return self._coins

@@ -10,7 +10,8 @@ import torch
 
 from dualmcmc import data, rng, settings
 from dualmcmc.config import Config
-from dualmcmc.data.order import Order
+from dualmcmc.data.feed import Feed
+from dualmcmc.data.machine import in_words
 from dualmcmc.engine import guard
 from dualmcmc.engine.device import describe, make_repeatable, pick
 from dualmcmc.engine.folder import RunFolder
@@ -27,7 +28,8 @@ from dualmcmc.nets import parameter_counts
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.pictures import from_uint8
 
-FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema")  # what a resumed run cannot change
+FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema")  # what a resumed run cannot change,
+FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # but for where the images lie
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,12 @@ def train(
     folder, device = RunFolder(Path(out)), pick(str(device))
     if not resume and folder.holds_a_run():
         raise UserError(f"'{out}' already holds a run: add --resume to go on with it, or choose another --out.")
-    images = data.load(config.data)  # first: bad input must leave nothing behind
+    images = data.load(config.data, reporter.watch)  # first: bad input must leave nothing behind
     make_repeatable(device, config.train.deterministic)
     state = TrainState(config, device, data.fingerprint(images.train))
     same_noise = state.load(folder.latest_state()) if resume else True
-    pixels = images.train.to(device)
+    cfg = config.data
+    feed = Feed(images.train, config.seed, config.train.batch, device, cfg.place, cfg.flip, cfg.workers)
     with StopSignals() as signals:  # from the first file on
         for part in (folder.root, folder.samples, folder.states):
             make_folder(part)
@@ -80,17 +83,20 @@ def train(
             device=describe(device),
             torch=torch.__version__,
             parameters=counts,
-            train_images=len(pixels),
+            data=data.describe(cfg, images),
+            resident=feed.resident,
             same_noise=same_noise,
         )
         sizes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        reporter.say(f"{len(pixels):,} images on {describe(device)}; parameters: {sizes}")
+        kept = "in its memory" if feed.resident else f"streamed ({in_words(images.train.nbytes)})"
+        reporter.say(f"{len(images.train):,} images on {describe(device)}, {kept}; parameters: {sizes}")
         if not same_noise:
             reporter.say("the run moved to another kind of device: its noise starts anew, all else goes on")
-        loop = _Loop(config, state, pixels, folder, journal, reporter)
+        loop = _Loop(config, state, feed, len(images.train), folder, journal, reporter)
         try:
             why = loop.run(signals, max_images, max_minutes)
         finally:
+            feed.close()
             journal.close()
             reporter.stop()
     return Outcome(folder.root, state.images, state.iteration, state.seconds, why, counts, loop.last)
@@ -114,7 +120,7 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
     before, after = _flat(old), _flat(new)
     for key in before:
         fixed = any(key == name or key.startswith(name + ".") for name in FIXED)
-        if fixed and before[key] != after[key] and key not in ("data.path", "data.test_path"):
+        if fixed and before[key] != after[key] and key not in FREE:
             raise UserError(
                 f"a resumed run cannot change {key} (it is {before[key]}, you asked for {after[key]}): start a new run."
             )
@@ -138,16 +144,17 @@ class _Loop:
         self,
         config: Config,
         state: TrainState,
-        pixels: torch.Tensor,
+        feed: Feed,
+        count: int,
         folder: RunFolder,
         journal: Journal,
         reporter: Reporter,
     ) -> None:
-        self.config, self.state, self.pixels = config, state, pixels
+        self.config, self.state, self.feed, self.count = config, state, feed, count
         self.folder, self.journal, self.reporter = folder, journal, reporter
-        self.order = Order(len(pixels), config.seed, pixels.device)
         self.window = Window()
         self.last: dict[str, float] = {}
+        self._x: torch.Tensor | None = None  # the newest batch
         self._read_at, self._read_iteration = time.monotonic(), state.iteration
 
     def run(self, signals: StopSignals, max_images: int | None, max_minutes: float | None) -> str:
@@ -186,17 +193,13 @@ class _Loop:
     def _iterate(self) -> None:
         """One iteration; waits for nothing."""
         state, batch = self.state, self.config.train.batch
-        state.set_learning_rates(state.images // len(self.pixels))
-        x = self._batch(state.images)
-        self.window.add(step(state.trio, state.optimizers, x, state.rng, self.config.teaching))
+        state.set_learning_rates(state.images // self.count)
+        self._x = from_uint8(self.feed.get(state.images))
+        self.window.add(step(state.trio, state.optimizers, self._x, state.rng, self.config.teaching))
         state.iteration += 1
         state.images += batch
         state.ema.update(state.images, batch)
         self.reporter.advance(state.images, state.iteration)
-
-    def _batch(self, start: int) -> torch.Tensor:
-        """The images of the iteration that begins at image `start`, in [-1, 1]."""
-        return from_uint8(self.pixels[self.order.indices(start, self.config.train.batch)])
 
     def _due(self, every: int) -> bool:
         """Whether the last batch crossed a multiple of `every` images."""
@@ -241,7 +244,8 @@ class _Loop:
         """
         state, trio, trial = self.state, self.state.trio, Window()
         noise = rng.generator(0, state.device)
-        x = self._batch(max(0, state.images - self.config.train.batch))
+        x = self._x
+        assert x is not None  # nothing is saved before an iteration but the very first state
         z = torch.randn(len(x), self.config.teaching.latent_dim, device=state.device, generator=noise)
         with torch.no_grad(), frozen(trio.energy), frozen(trio.generator), frozen(trio.inference):
             trial.add(dual_mcmc(trio, x, z, noise, self.config.teaching).stats)

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
+from dualmcmc.progress import Watch, quiet, show
+
 SHOWN = {"energy_gap": "gap", "reconstruction_mse": "mse", "x_moved": "Δx"}
 
 
@@ -30,6 +32,8 @@ class Reporter:
 
     def stop(self) -> None:
         """Training is over."""
+
+    watch: Watch = staticmethod(quiet)  # how to show long work before it: reading and packing images
 
 
 def reporter() -> Reporter:
@@ -58,6 +62,8 @@ def _short(count: float) -> str:
 
 class Bar(Reporter):
     """A live bar on the terminal; it fits 80 columns."""
+
+    watch = staticmethod(show)
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -93,6 +99,8 @@ class Bar(Reporter):
 
 class Lines(Reporter):
     """A plain line every ten seconds, for logs and pipes."""
+
+    watch = staticmethod(show)
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -71,7 +71,7 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
         + _table([(WORDS[key], f"{numbers[key]:.4g}") for key in WORDS if key in numbers])
         + f"<p>Measured on {html.escape(str(numbers['measured_on']))}"
         + (f", with {numbers['samples']:,} samples" if "samples" in numbers else "")
-        + ".</p>",
+        + f".{html.escape(_data_in_words(numbers))}</p>",
         "<h2>Samples</h2>"
         + _figure(figures.picture(both), "Left: generator. Right: the same, revised by the x-chain.", "film"),
         "<h2>MCMC revision on x</h2>"
@@ -93,9 +93,20 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
     )
 
 
+def _data_in_words(numbers: dict[str, Any]) -> str:
+    """What the images are: a crop or a resize changes every number."""
+    if "data" not in numbers:
+        return ""
+    d = numbers["data"]
+    return (
+        f" Trained on {d['source']} ({d['split']}, {d['images']:,} images, {d['size']}x{d['size']}, crop {d['crop']}, "
+        f"resize {d['resize']}, checksum {d['checksum']})."
+    )
+
+
 def _z_section(run: Run, images: data.Images) -> str:
-    shown, what = images.held_out()
-    strip, profile, ends = figures.z_chain(run, shown)
+    store, what = images.held_out()
+    strip, profile, ends = figures.z_chain(run, store.first(64))
     steps = run.config.teaching.z_chain.steps
     caption = f"From inference alone (left) along {steps} steps on the posterior; rightmost the {what}."
     return (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.data.files import read_images
+from dualmcmc.config import Crop
+from dualmcmc.data.images import Fit
 from dualmcmc.pictures import from_uint8, grid, save_png, side_by_side, to_uint8
 from dualmcmc.tasks.run import Run
 
@@ -26,12 +28,18 @@ class Reconstruction:
     steps: int
 
 
-def images_for(run: Run, path: Path | None) -> tuple[Tensor, str]:
-    """A user's images at `path`, brought to the run's size, or the run's own held-out ones."""
-    if path is None:
-        return data.load(run.config.data).held_out()
+def images_for(run: Run, path: Path | None, crop: Crop | None = None) -> tuple[Tensor, str, dict[str, Any]]:
+    """A user's images at `path`, brought to the run's size, or the run's own held-out ones.
+
+    Also what they are, in words and for the record. `crop`: another than the run's, for images at `path`.
+    """
     cfg = run.config.data
-    return read_images(path, cfg.size, cfg.channels), f"images of {path}"
+    if path is None:
+        images = data.load(cfg)
+        held_out, what = images.held_out()
+        return held_out.tensor(), what, data.describe(cfg, images)
+    fit = replace(Fit.of(cfg), crop=crop or cfg.crop)
+    return data.read_images(path, fit), f"images of {path}", {"path": str(path), **vars(fit)}
 
 
 def reconstruct(run: Run, images: Tensor, steps: int | None = None) -> Reconstruction:

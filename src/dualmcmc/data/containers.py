@@ -1,0 +1,259 @@
+"""A user's own images: a folder, zip, tar, LMDB, parquet or npz, or one file, as a stream of images.
+
+Names inside an archive are labels and nothing more: no archive is ever unpacked to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualmcmc.data.images import BadImage
+from dualmcmc.data.source import Arrays, Files, Source
+from dualmcmc.errors import UserError
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+MOST_BYTES = 1 << 28  # of one encoded image
+KINDS = "a folder, zip, tar, LMDB, parquet, npz, packed file or image"
+
+
+class NoImages(UserError):
+    """A place without a single image."""
+
+
+Listing = Iterator[tuple[str, Callable[[], bytes]]]
+Keep = Callable[[str], bool]
+
+
+def open_source(path: Path, keep: Keep | None = None) -> Source:
+    """The images at `path`, in the order of their names (tar, LMDB, parquet, npz: as stored).
+
+    `keep` chooses by an image's name: its path inside the folder or archive.
+    """
+    if not path.exists():
+        raise UserError(f"there is nothing at '{path}': give {KINDS}.")
+    if path.is_dir():
+        if (path / "data.mdb").is_file():
+            return _lmdb(path, keep)
+        return _folder(path, keep)
+    if not path.is_file():
+        raise UserError(f"'{path}' is not {KINDS}.")
+    ending = path.suffix.lower()
+    if ending == ".npz":
+        return Arrays(str(path), lambda: _npz(path))
+    if ending in (".mdb", ".lmdb"):
+        return _lmdb(path, keep)
+    if ending == ".parquet":
+        return _parquet(path, [path], keep)
+    if path.name.lower().endswith(TARS):
+        return Files(str(path), lambda: _tar(path, keep), None)
+    if zipfile.is_zipfile(path):
+        return _zip(path, keep)
+    if ending in ENDINGS:
+        return Files(str(path), lambda: iter([(str(path), path.read_bytes)]), 1)
+    raise UserError(f"'{path}' is not {KINDS}.")
+
+
+def is_image(name: str) -> bool:
+    """By its ending; the shadows that macOS writes beside files (._a.png) are none."""
+    path = Path(name)
+    return path.suffix.lower() in ENDINGS and not path.name.startswith("._")
+
+
+def walk(top: Path) -> Iterator[Path]:
+    """Every file under a folder, through links too; a folder that links lead to twice is read once."""
+    seen: set[tuple[int, int]] = set()
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder '{error.filename}': {error.strerror}.")
+
+    for folder, subfolders, names in os.walk(top, followlinks=True, onerror=refuse):
+        subfolders.sort()
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            subfolders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        yield from (Path(folder) / name for name in names)
+
+
+def _folder(path: Path, keep: Keep | None) -> Source:
+    files = sorted(file for file in walk(path) if file.is_file() or (file.is_symlink() and not file.exists()))
+    images = [file for file in files if is_image(file.name) and (keep is None or keep(str(file.relative_to(path))))]
+    shards = [file for file in files if file.suffix.lower() == ".parquet"]
+    if not images and shards:
+        return _parquet(path, shards, keep)
+    if not images:
+        raise NoImages(f"'{path}' holds no images ({', '.join(sorted(ENDINGS))}).")
+    return Files(str(path), lambda: ((str(file), file.read_bytes) for file in images), len(images))
+
+
+def _zip(path: Path, keep: Keep | None) -> Source:
+    def wanted(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+        entries = (entry for entry in archive.infolist() if is_image(entry.filename) and not entry.is_dir())
+        return sorted((e for e in entries if keep is None or keep(e.filename)), key=lambda entry: entry.filename)
+
+    def listing() -> Listing:
+        with zipfile.ZipFile(path) as archive:
+            for entry in wanted(archive):
+                yield f"{path}:{entry.filename}", _content(partial(_member, archive, entry))
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            count = len(wanted(archive))
+    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+        raise UserError(f"cannot read '{path}': {error}.") from None
+    if count == 0:
+        raise NoImages(f"'{path}' holds no images ({', '.join(sorted(ENDINGS))}).")
+    return Files(str(path), listing, count)
+
+
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.file_size > MOST_BYTES:
+        raise BadImage(f"{entry.file_size:,} bytes are too many for an image")
+    try:
+        return archive.read(entry)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError, OSError) as error:
+        raise BadImage(str(error)) from None
+
+
+def _content(read: Callable[[], bytes]) -> Callable[[], bytes]:
+    """What `read` gives now, to be handed over later: archives are read by one thread."""
+    try:
+        content = read()
+    except BadImage as error:
+        problem = error
+
+        def fail() -> bytes:
+            raise problem
+
+        return fail
+    return lambda: content
+
+
+def _tar(path: Path, keep: Keep | None) -> Listing:
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                if not (member.isfile() and is_image(member.name) and (keep is None or keep(member.name))):
+                    continue
+                yield f"{path}:{member.name}", _content(partial(_tar_member, archive, member))
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+
+
+def _tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if member.size > MOST_BYTES:
+        raise BadImage(f"{member.size:,} bytes are too many for an image")
+    file = archive.extractfile(member)
+    if file is None:
+        raise BadImage("it is not a file")
+    return file.read()
+
+
+def _needs(package: str, what: str) -> UserError:
+    return UserError(f"reading {what} needs the package {package}: pip install 'dualmcmc[data]'.")
+
+
+def _lmdb(path: Path, keep: Keep | None) -> Source:
+    """LSUN's layout: every value is an encoded image, in the order of the keys."""
+    try:
+        import lmdb
+    except ImportError:
+        raise _needs("lmdb", "an LMDB") from None
+
+    def open_it() -> Any:
+        return lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False, create=False)
+
+    def listing() -> Listing:
+        with open_it() as environment, environment.begin(buffers=False) as transaction:
+            for key, value in transaction.cursor():
+                name = key.decode(errors="replace")
+                if keep is None or keep(name):
+                    yield f"{path}:{name}", partial(bytes, value)
+
+    try:
+        with open_it() as environment:
+            count = environment.stat()["entries"]
+    except lmdb.Error as error:
+        raise UserError(f"cannot read the LMDB '{path}': {error}.") from None
+    if count == 0:
+        raise NoImages(f"'{path}' holds no images.")
+    return Files(str(path), listing, count if keep is None else None)
+
+
+def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
+    """A column of encoded images: binary, or a struct with a field `bytes`."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise _needs("pyarrow", "parquet") from None
+
+    def column(file: Any, shard: Path) -> tuple[str, bool]:
+        found = []
+        for field in file.schema_arrow:
+            kind = field.type
+            nested = pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+            if nested or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+                found.append((field.name, nested))
+        if not found:
+            names = ", ".join(file.schema_arrow.names)
+            raise UserError(f"'{shard}' has no column of images (encoded bytes), only: {names}.")
+        return sorted(found, key=lambda item: item[0] not in ("image", "img"))[0]
+
+    def listing() -> Listing:
+        for shard in shards:
+            try:
+                with parquet.ParquetFile(shard) as file:
+                    name, nested = column(file, shard)
+                    row = 0
+                    for batch in file.iter_batches(batch_size=64, columns=[name]):
+                        for value in batch.column(0).to_pylist():
+                            content = value.get("bytes") if nested and value else value
+                            label = f"{shard}:{row}"
+                            row += 1
+                            if keep is None or keep(label):
+                                yield label, partial(bytes, content or b"")
+            except (pyarrow.ArrowException, OSError) as error:
+                raise UserError(f"cannot read '{shard}': {str(error).splitlines()[0]}.") from None
+
+    try:
+        count = sum(parquet.read_metadata(shard).num_rows for shard in shards)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+    if count == 0:
+        raise NoImages(f"'{path}' holds no images.")
+    return Files(str(path), listing, count if keep is None else None)
+
+
+def _npz(path: Path) -> np.ndarray:
+    """(N, H, W, C) bytes: the array called images, x or arr_0, or the only one."""
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"'{path}' is not an npz file.")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = [name for name in ("images", "x", "arr_0") if name in archive.files] or archive.files
+            if not names:
+                raise UserError(f"'{path}' holds no array.")
+            array = archive[names[0]]
+    except (OSError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+    if array.dtype != np.uint8:
+        raise UserError(f"'{path}': the array '{names[0]}' is {array.dtype}, images must be uint8 (0..255).")
+    if array.ndim == 3:
+        array = array[..., None]
+    elif array.ndim == 4 and array.shape[-1] not in (1, 3) and array.shape[1] in (1, 3):
+        array = array.transpose(0, 2, 3, 1)
+    if array.ndim != 4 or array.shape[-1] not in (1, 3) or 0 in array.shape:
+        raise UserError(f"'{path}': the array '{names[0]}' has shape {array.shape}, needed is N x H x W x 1 or 3.")
+    return array

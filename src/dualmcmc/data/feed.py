@@ -1,0 +1,126 @@
+"""Batches for training, on the device, in the order the seed fixes, wherever the images lie.
+
+Images that fit are kept on the device and gathered there. Others stream: threads read ahead from the
+store into a few buffers (pinned, for CUDA), and the copy to the device runs beside the computation.
+Both give the same batches, so where the images lie changes nothing in a run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualmcmc.data.machine import available_memory
+from dualmcmc.data.order import Order
+from dualmcmc.data.store import Store
+
+SHARE = {"cuda": 0.25, "cpu": 0.5}  # of the free memory that images may take
+
+
+def fits(store: Store, device: torch.device) -> bool:
+    """Whether all images can be kept on the device beside the networks."""
+    return store.nbytes <= SHARE.get(device.type, 0.25) * available_memory(device)
+
+
+class Feed:
+    """The batches of a run: each `batch` images of an endless walk, shared by `world` processes.
+
+    `batch` counts the images of all processes; this one, number `rank`, gets its even share of each.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        seed: int,
+        batch: int,
+        device: torch.device,
+        place: Literal["auto", "device", "stream"] = "auto",
+        flip: bool = False,
+        workers: int = 4,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if batch % world:
+            raise ValueError(f"a batch of {batch} cannot be shared evenly by {world} processes")
+        self.flip = flip
+        self.batch, self.share = batch, batch // world
+        self._first = rank * self.share  # of this process, in each batch
+        self.resident = place == "device" or (place == "auto" and fits(store, device))
+        self._order = Order(len(store), seed, device if self.resident else "cpu")
+        self._coins = Order(len(store), seed, device)
+        self._pixels = store.tensor().to(device) if self.resident else None
+        self._stream = None if self.resident else _Stream(store, self._order, self.share, batch, device, workers)
+
+    def get(self, start: int) -> Tensor:
+        """(share, C, H, W) bytes on the device: this process's images of the batch that begins at `start`."""
+        begin = start + self._first
+        if self._pixels is not None:
+            x = self._pixels[self._order.indices(begin, self.share)]
+        else:
+            assert self._stream is not None
+            x = self._stream.get(begin)
+        if self.flip:
+            mirrored = self._coins.flips(begin, self.share)
+            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+        return x
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+class _Stream:
+    """Reads ahead: at any time a few batches are being read or wait in their buffers."""
+
+    def __init__(self, store: Store, order: Order, share: int, batch: int, device: torch.device, workers: int) -> None:
+        self.store, self.order, self.share, self.batch, self.device = store, order, share, batch, device
+        pinned = device.type == "cuda"
+        shape = (share, *store.shape[1:])
+        ahead = workers + 2
+        self._buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(ahead)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(ahead)]
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
+        self._waiting: deque[tuple[int, int, Future[None]]] = deque()  # begin, buffer, reading it
+
+    def get(self, begin: int) -> Tensor:
+        """The share of a batch that begins at `begin`; the ones after it are read meanwhile."""
+        if not self._waiting or self._waiting[0][0] != begin:
+            self._restart(begin)
+        _, slot, reading = self._waiting.popleft()
+        reading.result()
+        buffer, copied = self._buffers[slot], self._copied[slot]
+        x = buffer.to(self.device, non_blocking=True, copy=True)
+        if copied is not None:
+            copied.record()
+        self._submit(begin + len(self._buffers) * self.batch, slot)
+        return x
+
+    def _restart(self, begin: int) -> None:
+        """Start somewhere else in the walk."""
+        for _, _, reading in self._waiting:
+            reading.cancel()
+        for _, _, reading in self._waiting:
+            if not reading.cancelled():
+                reading.result()  # it writes into a buffer that is needed again
+        self._waiting.clear()
+        for slot in range(len(self._buffers)):
+            self._submit(begin + slot * self.batch, slot)
+
+    def _submit(self, begin: int, slot: int) -> None:
+        indices = self.order.indices(begin, self.share).numpy()
+        self._waiting.append((begin, slot, self._pool.submit(self._read, indices, slot)))
+
+    def _read(self, indices: np.ndarray, slot: int) -> None:
+        copied = self._copied[slot]
+        if copied is not None:
+            copied.synchronize()  # here, in a thread: the run itself never waits for a copy
+        self.store.read(indices, self._buffers[slot].numpy())
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

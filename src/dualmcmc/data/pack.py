@@ -1,0 +1,119 @@
+"""The packed file: all images of a set as raw bytes in one file, read in any order at the disk's speed.
+
+It is a safetensors file: one uint8 tensor (N, C, H, W) a split, and in its header a note of what was
+packed and how, with a SHA-256 of each split's pixels. Nothing in it is code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualmcmc.data.store import Store
+from dualmcmc.errors import UserError
+from dualmcmc.files import atomic
+
+ENDING = ".pack"
+FORMAT = "dualmcmc images"
+VERSION = 1
+HEADER = 1 << 16  # bytes kept free for the header, which is written last
+
+
+class Packed(Store):
+    """One split of a packed file; its memory is that of the images asked for."""
+
+    def __init__(self, path: Path, split: str, shape: tuple[int, int, int, int], start: int, checksum: str) -> None:
+        self.path, self.split, self.shape = path, split, shape
+        self._start, self._checksum = start, checksum
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  open as long as the store is
+
+    @property
+    def checksum(self) -> str:
+        """As noted when the file was packed; `dualmcmc data check FILE` sees whether it still holds."""
+        return self._checksum
+
+    def read(self, indices: np.ndarray, out: np.ndarray) -> None:  # noqa: D102
+        handle, stride = self._file.fileno(), self.nbytes // len(self)
+        for row, index in zip(out.reshape(len(indices), stride), indices.tolist(), strict=True):
+            view, at = memoryview(row.data), self._start + index * stride
+            while view:
+                got = os.preadv(handle, [view], at)
+                if got == 0:
+                    raise UserError(f"'{self.path}' was cut short while it was read.")
+                view, at = view[got:], at + got
+
+
+def write(
+    path: Path, splits: Mapping[str, Iterable[np.ndarray]], shape: tuple[int, int, int], info: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Write (C, H, W) images, split by split, in bounded memory; returns count and sha256 of each split."""
+    tensors: dict[str, Any] = {}
+    made: dict[str, dict[str, Any]] = {}
+    with atomic(path) as temporary, open(temporary, "wb") as file:
+        file.write(b"\0" * HEADER)
+        for split, images in splits.items():
+            begin, digest, count = file.tell() - HEADER, hashlib.sha256(), 0
+            for image in images:
+                content = np.ascontiguousarray(image)
+                if content.shape != shape or content.dtype != np.uint8:
+                    raise ValueError(f"an image of {content.dtype} {content.shape} among those of {shape}")
+                file.write(content.data)
+                digest.update(content.data)
+                count += 1
+            if count == 0:
+                raise UserError(f"there is nothing to pack: the split '{split}' holds no images.")
+            end = file.tell() - HEADER
+            tensors[split] = {"dtype": "U8", "shape": [count, *shape], "data_offsets": [begin, end]}
+            made[split] = {"images": count, "sha256": digest.hexdigest()}
+        note = {"format": FORMAT, "version": str(VERSION), "info": json.dumps({**info, "splits": made})}
+        header = json.dumps({"__metadata__": note, **tensors}).encode()
+        if len(header) > HEADER - 8:
+            raise ValueError("the note is too long for the header")
+        file.seek(0)
+        file.write((HEADER - 8).to_bytes(8, "little") + header.ljust(HEADER - 8))
+    return made
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a file looks like a packed one."""
+    return path.suffix.lower() == ENDING and path.is_file()
+
+
+def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
+    """The splits of a packed file, and the note of how they were made."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 2 <= length <= 1 << 24 else {}
+            size = file.seek(0, os.SEEK_END)
+        note = header.pop("__metadata__", {})
+        if note.get("format") != FORMAT:
+            raise UserError(f"'{path}' is not a packed file: 'dualmcmc data pack' makes one.")
+        if int(note["version"]) > VERSION:
+            raise UserError(f"'{path}' was packed by a newer dualmcmc: pack it again, or update.")
+        info = json.loads(note["info"])
+        splits = {}
+        for split, entry in header.items():
+            begin, end = entry["data_offsets"]
+            count, channels, height, width = map(int, entry["shape"])
+            if entry["dtype"] != "U8" or min(entry["shape"]) < 1 or begin < 0 or channels not in (1, 3):
+                raise ValueError("a split that is not images")
+            if end - begin != count * channels * height * width:
+                raise ValueError("a split whose size is wrong")
+            if size < 8 + length + end:
+                raise UserError(f"'{path}' is cut short: {size:,} bytes of {8 + length + end:,}. Pack it again.")
+            checksum = str(info["splits"][split]["sha256"])
+            splits[split] = Packed(path, split, (count, channels, height, width), 8 + length + begin, checksum)
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"'{path}' is a damaged packed file: {str(error).splitlines()[0]}.") from None
+    if not splits or not isinstance(info, dict):
+        raise UserError(f"'{path}' is a damaged packed file: it holds no split.")
+    return splits, info

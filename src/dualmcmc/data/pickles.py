@@ -1,0 +1,110 @@
+"""CIFAR's batches are pickles, and a pickle is a program. This reader runs none of it.
+
+It knows arrays of bytes and whole numbers, lists, tuples, dicts, strings and numbers; a file that asks
+for anything else is refused before anything is called. NumPy's own unpickling is not used either:
+arrays are put together here, from a type, a shape and raw bytes that are checked to fit.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dualmcmc.errors import UserError
+
+DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
+
+
+class _Refused(Exception):
+    """The file asks for something that is not data."""
+
+
+class _Dtype:
+    """Stands for numpy.dtype: a name out of DTYPES and a byte order."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        name = name.decode("latin1") if isinstance(name, bytes) else name
+        if name not in DTYPES:
+            raise _Refused(f"an array of type {str(name)[:20]!r}")
+        self.name, self.order = name, "<"
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
+        if order not in ("<", ">", "|", "="):
+            raise _Refused("an array of unknown byte order")
+        self.order = order
+
+
+class _Array:
+    """Stands for numpy.ndarray."""
+
+    value: np.ndarray
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, raw = state
+        content = raw.encode("latin1") if isinstance(raw, str) else raw
+        if not isinstance(dtype, _Dtype) or not isinstance(content, bytes):
+            raise _Refused("an array that is not plain numbers")
+        if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
+            raise _Refused("an array without a shape")
+        kind = np.dtype(dtype.order + dtype.name)
+        if len(content) != math.prod(shape) * kind.itemsize:
+            raise _Refused("an array whose size does not fit its shape")
+        self.value = np.frombuffer(content, kind).reshape(shape, order="F" if fortran else "C")
+
+
+class _Reader(pickle._Unpickler):  # the one in Python: C's allocates what a file tells it to
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        # Made anew for each file, so that no file can leave a mark on what the next one gets.
+        def reconstruct(cls: Any, shape: Any, code: Any) -> _Array:
+            if not (isinstance(cls, type) and issubclass(cls, _Array)):
+                raise _Refused("an object that is not an array")
+            return cls()
+
+        def encode(text: Any, encoding: Any) -> bytes:
+            if not isinstance(text, str) or encoding not in ("latin1", "latin-1", b"latin1"):
+                raise _Refused("an unknown encoding")
+            return text.encode("latin1")
+
+        known: dict[tuple[str, str], Callable[..., Any]] = {
+            ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+            ("numpy", "ndarray"): type("Array", (_Array,), {}),
+            ("numpy", "dtype"): type("Dtype", (_Dtype,), {}),
+            ("_codecs", "encode"): encode,
+        }
+        if (module, name) not in known:
+            raise _Refused(f"{module}.{name}")
+        return known[module, name]
+
+
+def read(content: bytes, where: str) -> Any:
+    """What a pickle holds, with byte strings for Python 2's strings; refuses all but plain data."""
+    try:
+        return _unwrap(_Reader(io.BytesIO(content), encoding="bytes").load(), 0)
+    except _Refused as error:
+        raise UserError(
+            f"'{where}' is refused: a set of images holds arrays and text, this asks for {error}."
+        ) from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise UserError(f"cannot read '{where}': {(str(error) or type(error).__name__).splitlines()[0]}.") from None
+
+
+def _unwrap(value: Any, depth: int) -> Any:
+    """Arrays for their stand-ins; anything that is not plain data is refused."""
+    if depth > 8:
+        raise _Refused("data nested too deeply")
+    if isinstance(value, _Array):
+        return value.value
+    if isinstance(value, dict):
+        return {_unwrap(key, depth + 1): _unwrap(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_unwrap(item, depth + 1) for item in value)
+    if value is None or isinstance(value, (str, bytes, bool, int, float)):
+        return value
+    raise _Refused(f"an object of type {type(value).__name__}")

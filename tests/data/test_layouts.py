@@ -1,0 +1,219 @@
+"""Every named set in its official layout, from small generated files."""
+
+import tarfile
+
+import numpy as np
+import pytest
+
+from dualmcmc import data
+from dualmcmc.config import Data
+from dualmcmc.data import bundle
+from dualmcmc.data.images import Fit, fit_pixels
+from dualmcmc.data.sets import SETS
+from dualmcmc.errors import UserError
+from tests.data import makers
+from tests.data.makers import pixels
+
+
+def load(**settings):
+    images = data.load(Data(**settings))
+    return tuple(None if store is None else store.tensor().permute(0, 2, 3, 1).numpy() for store in images)
+
+
+def same(images, wanted):
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(images, wanted, strict=True))
+
+
+def test_digits_are_the_real_ones():
+    from sklearn.datasets import load_digits
+
+    images, _ = load(source="digits", size=8, channels=1)
+    assert images.shape == (1797, 8, 8, 1)
+    assert (images.min(), images.max()) == (0, 255)
+    assert np.abs(images[..., 0] * (16 / 255) - load_digits().images).max() < 0.04
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_an_idx_pair(cache, tmp_path, name):
+    splits = pixels(6, 28, 1), pixels(3, 28, 1, seed=1)
+    makers.mnist(cache / name, *splits)
+    same(load(source=name, size=28, channels=1), splits)
+    same(load(source=name, size=28, channels=1, path=str(cache / name)), splits)
+    bigger, _ = load(source=name, size=32, channels=3)
+    assert np.array_equal(bigger[0], fit_pixels(splits[0][0], Fit(32, 3)))
+
+
+def test_a_cifar10_folder_and_its_archive(cache, tmp_path):
+    splits = pixels(11), pixels(4, seed=1)
+    makers.cifar10(cache / "cifar10", *splits)
+    same(load(source="cifar10"), splits)
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.add(cache / "cifar10" / "cifar-10-batches-py", "cifar-10-batches-py")
+    same(load(source="cifar10", path=str(tmp_path / "cifar-10-python.tar.gz")), splits)
+    same(load(source="cifar10", path=str(tmp_path)), splits)  # the folder it lies in
+
+
+def test_cifar10_as_tall_pictures(cache):
+    splits = pixels(10), pixels(4, seed=1)
+    folder = cache / "cifar10"
+    folder.mkdir()
+    for number, part in enumerate(np.array_split(splits[0], 5), 1):
+        (folder / f"data_batch_{number}.png").write_bytes(makers.encoded(part.reshape(-1, 1024, 3)))
+    (folder / "test_batch.png").write_bytes(makers.encoded(splits[1].reshape(-1, 1024, 3)))
+    same(load(source="cifar10"), splits)
+    (folder / "test_batch.png").write_bytes(makers.encoded(pixels(1, 16)[0]))
+    with pytest.raises(UserError, match="1024 wide"):
+        load(source="cifar10")
+
+
+def test_a_cifar10_folder_with_a_batch_missing(cache):
+    makers.cifar10(cache / "cifar10", pixels(10), pixels(4))
+    (cache / "cifar10" / "cifar-10-batches-py" / "data_batch_3").unlink()
+    with pytest.raises(UserError, match="data_batch_3 missing"):
+        load(source="cifar10")
+
+
+def test_cifar100(cache):
+    splits = pixels(5), pixels(3, seed=1)
+    folder = cache / "cifar100" / "cifar-100-python"
+    folder.mkdir(parents=True)
+    for name, images in zip(("train", "test"), splits, strict=True):
+        (folder / name).write_bytes(makers.cifar_batch(images, protocol=4))
+    same(load(source="cifar100"), splits)
+
+
+def test_svhn(cache):
+    from scipy.io import savemat
+
+    splits = {"train": pixels(5), "test": pixels(3, seed=1), "extra": pixels(4, seed=2)}
+    folder = cache / "svhn"
+    folder.mkdir()
+    for name, images in splits.items():
+        savemat(folder / f"{name}_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": np.ones((len(images), 1))})
+    same(load(source="svhn"), (splits["train"], splits["test"]))
+    both, test = load(source="svhn", split="train+extra")
+    assert np.array_equal(both, np.concatenate([splits["train"], splits["extra"]]))
+    assert np.array_equal(test, splits["test"])
+    only, nothing = load(source="svhn", split="test")
+    assert np.array_equal(only, splits["test"])
+    assert nothing is None
+    savemat(folder / "train_32x32.mat", {"y": np.ones(3)})
+    with pytest.raises(UserError, match="called X"):
+        load(source="svhn")
+    (folder / "train_32x32.mat").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="train_32x32.mat"):
+        load(source="svhn")
+
+
+def test_celeba_with_its_partition_and_an_explicit_crop(cache):
+    makers.celeba(cache / "celeba")
+    settings = {"source": "celeba", "size": 64, "crop": "celeba140"}
+    images = data.load(Data(**settings))
+    assert (len(images.train), len(images.test)) == (5, 2)
+    from PIL import Image
+
+    photo = np.asarray(Image.open(cache / "celeba" / "img_align_celeba" / "000000.jpg"))
+    wanted = fit_pixels(photo, Fit(64, 3, "celeba140"))
+    assert np.array_equal(images.train.take([0])[0].permute(1, 2, 0).numpy(), wanted)
+    other = data.load(Data(**{**settings, "crop": "celeba108"}))
+    assert other.train.checksum != images.train.checksum
+    assert data.describe(Data(**settings), images)["crop"] == "celeba140"
+    assert len(data.load(Data(**settings, split="train+valid+test")).train) == 10
+
+
+def test_celeba_is_packed_once_and_again_when_more_is_there(cache):
+    folder = makers.celeba(cache / "celeba", 6, partition=False)
+    settings = Data(source="celeba", size=64, crop="celeba140")
+    assert len(data.load(settings).train) == 6
+    made = folder / "celeba-64-celeba140-lanczos.pack"
+    written = made.stat().st_mtime_ns
+    assert len(data.load(settings).train) == 6
+    assert made.stat().st_mtime_ns == written
+    makers.image_folder(folder / "img_align_celeba", pixels(8, (218, 178)), "jpg")
+    assert len(data.load(settings).train) == 8
+    for file in (folder / "img_align_celeba").iterdir():
+        file.unlink()
+    assert len(data.load(settings).train) == 8  # the packed file is enough
+
+
+def test_a_zip_of_celeba_without_a_partition(tmp_path):
+    path = makers.image_zip(tmp_path / "img_align_celeba.zip", pixels(4, (109, 89)), "img_align_celeba")
+    images, test = load(source="celeba", size=64, crop="celeba140", path=str(path))
+    assert images.shape == (4, 64, 64, 3)
+    assert test is None
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["img_align_celeba.zip"]  # nothing beside it
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("000000.jpg 7", "line 3"), ("000000.jpg", "line 3"), ("other.jpg 0", "belong together")]
+)
+def test_a_bad_partition_file(tmp_path, line, words):
+    makers.celeba(tmp_path, 4)
+    file = tmp_path / "list_eval_partition.txt"
+    kept = file.read_text().splitlines()[:2]
+    file.write_text("\n".join([*kept, line]))
+    with pytest.raises(UserError, match=words):
+        load(source="celeba", size=64, path=str(tmp_path))
+
+
+def test_celeba_that_was_cropped_already(tmp_path):
+    makers.image_folder(tmp_path / "img_align_celeba", pixels(2, 64), "jpg")
+    with pytest.raises(UserError, match="64x64"):
+        load(source="celeba", size=64, crop="celeba140", path=str(tmp_path))
+
+
+def test_celebahq_as_a_folder_or_a_zip(cache):
+    images = pixels(3, 64)
+    makers.image_folder(cache / "celebahq256" / "celeba_hq_256", images)
+    got, test = load(source="celebahq256", size=64)
+    assert np.array_equal(got, images)
+    assert test is None
+    zipped = cache / "celebahq256" / "zipped"
+    zipped.mkdir()
+    makers.image_zip(zipped / "any.zip", images)
+    assert np.array_equal(load(source="celebahq256", size=64, path=str(zipped))[0], images)
+
+
+def test_the_official_lmdb_of_lsun(cache):
+    folder = cache / "lsun-church"
+    folder.mkdir()
+    train, test = pixels(6, (32, 40)), pixels(2, (40, 32), seed=1)
+    makers.lmdb_of(folder / "church_outdoor_train_lmdb", train)
+    makers.lmdb_of(folder / "church_outdoor_val_lmdb", test)
+    same(load(source="lsun-church"), (train[:, :, 4:36], test[:, 4:36]))
+    same(load(source="lsun-church", path=str(folder / "church_outdoor_train_lmdb"))[:1], (train[:, :, 4:36],))
+
+
+def test_an_lsun_zip_must_be_unpacked(cache):
+    (cache / "lsun-church").mkdir()
+    (cache / "lsun-church" / "church_outdoor_train_lmdb.zip").write_bytes(b"a zip")
+    with pytest.raises(UserError, match="unpacked first"):
+        load(source="lsun-church")
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name != "digits"])
+def test_a_set_that_is_not_here_says_how_to_get_it(cache, name):
+    for path in (None, str(cache)):
+        with pytest.raises(UserError, match=f"dualmcmc data fetch {name}"):
+            load(source=name, path=path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01" + b"\0" * 20, makers.idx(pixels(2, 28, 1))[:-1], b"\0" * 16])
+def test_bad_idx_files(tmp_path, content):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
+    with pytest.raises(UserError, match="train-images"):
+        load(source="mnist", size=28, channels=1, path=str(tmp_path))
+
+
+def test_damaged_archives_of_official_files(tmp_path):
+    makers.mnist(tmp_path, pixels(6, 28, 1), pixels(3, 28, 1))
+    gz = tmp_path / "train-images-idx3-ubyte.gz"
+    whole = gz.read_bytes()
+    for content in (whole[:-40], b"nonsense"):
+        gz.write_bytes(content)
+        with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz"):
+            load(source="mnist", size=28, channels=1, path=str(tmp_path))
+    for name in ("a.tar.gz", "a.zip"):
+        (tmp_path / name).write_bytes(b"nonsense")
+        with pytest.raises(UserError, match=f"cannot read .*{name}"):
+            bundle.Bundle(tmp_path / name).names()
