@@ -298,7 +298,7 @@ def pack_set(
 def bench_data(
     preset: Annotated[
         str, typer.Argument(metavar="PRESET", help="Whose training step to compare with.", show_default=True)
-    ] = "celeba64",
+    ] = "digits",
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as train.batch=64.", show_default=False),

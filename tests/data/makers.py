@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 
@@ -66,8 +67,7 @@ def cifar10(path: Path, train: np.ndarray, test: np.ndarray) -> Path:
 
 def lmdb_of(path: Path, images: np.ndarray) -> Path:
     """As LSUN: keys of hexadecimal digits, values are WebP or JPEG files."""
-    import lmdb
-
+    lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(path), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
         for index, image in enumerate(images):
             transaction.put(f"{index:040x}".encode(), encoded(image, "PNG"))

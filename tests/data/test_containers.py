@@ -29,7 +29,7 @@ def as_tar(path, kind):
 
 
 def as_parquet(path, nested, column="image"):
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
     import pyarrow.parquet
 
     values = [encoded(image) for image in IMAGES]

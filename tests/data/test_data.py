@@ -1,6 +1,5 @@
 """What a config asks for."""
 
-import numpy as np
 import pytest
 import torch
 

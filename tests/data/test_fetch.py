@@ -351,7 +351,8 @@ def test_a_debian_package(server, small, cache, tmp_path, monkeypatch):
     (root / "DEBIAN" / "control").write_text(
         "Package: small\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b>\nDescription: x\n"
     )
-    subprocess.run(["/usr/bin/dpkg-deb", "--build", str(root), str(tmp_path / "s.deb")], check=True, capture_output=True)
+    build = ["/usr/bin/dpkg-deb", "--build", str(root), str(tmp_path / "s.deb")]
+    subprocess.run(build, check=True, capture_output=True, env={"PATH": "/usr/bin:/bin"})
     content = (tmp_path / "s.deb").read_bytes()
     server.files["s.deb"] = content
     monkeypatch.setitem(sets.SETS, "mnist", replace(small, package=sets.Package("debian", "small")))

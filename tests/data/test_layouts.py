@@ -101,7 +101,7 @@ def test_svhn(cache):
     with pytest.raises(UserError, match="called X"):
         load(source="svhn")
     (folder / "train_32x32.mat").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="train_32x32.mat"):
+    with pytest.raises(UserError, match=r"train_32x32\.mat"):
         load(source="svhn")
 
 

