@@ -156,6 +156,7 @@ def broken_link(path):
 
 
 def no_lmdb(path):
+    pytest.importorskip("lmdb")
     path.mkdir()
     (path / "data.mdb").write_bytes(b"\0" * 8192)
 

@@ -40,11 +40,17 @@ class Order:
     def _epoch_order(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
             rng = generator(derive(self.seed, Stream.ORDER, epoch))
-            self._epoch, self._permutation = epoch, torch.randperm(self.count, generator=rng).to(self.device)
+            self._epoch, self._permutation = epoch, self._on_device(torch.randperm(self.count, generator=rng))
         return self._permutation
 
     def _epoch_coins(self, epoch: int) -> Tensor:
         if epoch != self._flip_epoch:
             rng = generator(derive(self.seed, Stream.FLIPS, epoch))
-            self._flip_epoch, self._coins = epoch, (torch.rand(self.count, generator=rng) < 0.5).to(self.device)
+            self._flip_epoch, self._coins = epoch, self._on_device(torch.rand(self.count, generator=rng) < 0.5)
         return self._coins
+
+    def _on_device(self, drawn: Tensor) -> Tensor:
+        """Drawn on the CPU, so that every device sees the same; a GPU gets it without being waited for."""
+        if torch.device(self.device).type != "cuda":
+            return drawn
+        return drawn.pin_memory().to(self.device, non_blocking=True)
