@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualmcmc.data import containers, read_images
+from dualmcmc.data import containers, open_images
 from dualmcmc.data.images import Fit
 from dualmcmc.errors import UserError
 from tests.data.makers import encoded, image_folder, image_zip, lmdb_of, pixels
@@ -16,7 +16,7 @@ IMAGES = pixels(7, 16)
 
 
 def read(path, skip_bad=False):
-    return read_images(path, FIT, skip_bad).permute(0, 2, 3, 1).numpy()
+    return open_images(path, FIT, skip_bad).tensor().permute(0, 2, 3, 1).numpy()
 
 
 def as_tar(path, kind):
@@ -256,5 +256,5 @@ def test_what_does_not_fit_into_memory_is_refused_with_the_way_out(tmp_path, mon
 
 def test_a_tar_longer_than_expected_grows(tmp_path, monkeypatch):
     monkeypatch.setattr("dualmcmc.data.source.START", 2)
-    images = read_images(as_tar(tmp_path / "a.tar", ""), FIT)
+    images = open_images(as_tar(tmp_path / "a.tar", ""), FIT).tensor()
     assert torch.equal(images, torch.from_numpy(IMAGES).permute(0, 3, 1, 2))

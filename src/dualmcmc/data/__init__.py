@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dualmcmc.config import Data
 from dualmcmc.data.images import Fit
@@ -32,7 +31,7 @@ class Images(NamedTuple):
 
 def load(cfg: Data, watch: Watch = quiet) -> Images:
     """The images a config asks for."""
-    fit, path = Fit.of(cfg), _path(cfg.path)
+    fit, path = Fit.of(cfg), None if cfg.path is None else Path(cfg.path).expanduser()
     names = cfg.split.split("+")
     found = open_stores(cfg.source, path, [*names, "test"], fit, cfg.skip_bad, watch)
     for name in names:
@@ -44,7 +43,7 @@ def load(cfg: Data, watch: Watch = quiet) -> Images:
     train = found[names[0]] if len(names) == 1 else Joined([found[name] for name in names])
     test = found["test"] if "test" in found and "test" not in names else None
     if cfg.test_path is not None:
-        test = _test_images(cfg, fit, watch)
+        test = open_images(Path(cfg.test_path).expanduser(), fit, cfg.skip_bad, watch)
     elif cfg.holdout > 0:
         if test is not None:
             raise UserError(f"data.holdout={cfg.holdout:g}: {cfg.source} has a test split of its own; leave it out.")
@@ -52,9 +51,12 @@ def load(cfg: Data, watch: Watch = quiet) -> Images:
     return Images(train, test)
 
 
-def read_images(path: Path, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Tensor:
-    """A user's own images, (N, C, H, W) bytes."""
-    return open_stores("folder", path, ["train"], fit, skip_bad, watch)["train"].tensor()
+def open_images(path: Path, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Store:
+    """A user's own images to test with: of a packed file its test split, else all that is there."""
+    found = open_stores("folder", path, ("test", "train"), fit, skip_bad, watch)
+    if not found:
+        raise UserError(f"'{path}' has neither a train nor a test split.")
+    return found.get("test") or found["train"]
 
 
 def describe(cfg: Data, images: Images) -> dict[str, Any]:
@@ -70,16 +72,6 @@ def describe(cfg: Data, images: Images) -> dict[str, Any]:
 def fingerprint(images: Store) -> str:
     """A short checksum of pixels and their order: what a run must find again when it goes on."""
     return images.checksum[:16]
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text).expanduser()
-
-
-def _test_images(cfg: Data, fit: Fit, watch: Watch) -> Store:
-    """Held-out images from a place of their own: its test split, or else all that is there."""
-    found = open_stores("folder", _path(cfg.test_path), ["train", "test"], fit, cfg.skip_bad, watch)
-    return found.get("test") or found["train"]
 
 
 def _hold_out(images: Store, share: float) -> tuple[Store, Store]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dualmcmc.data import Images, describe
+from dualmcmc.data.store import Memory
 from dualmcmc.metrics.frechet import pixel_frechet_distance
 from dualmcmc.pictures import to_uint8
 from dualmcmc.tasks.reconstruct import reconstruct
@@ -35,7 +36,7 @@ def summarise(run: Run, images: Images) -> dict[str, Any]:
         numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
         numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
         numbers["fd_pixels_real"] = pixel_frechet_distance(real, test)
-    result = reconstruct(run, test)
+    result = reconstruct(run, Memory(test))
     numbers["mse_inference"] = result.mse_inference
     numbers["mse_revised"] = result.mse_revised
     numbers["z_steps"] = result.steps
