@@ -48,6 +48,9 @@ Which = Annotated[
         show_default=False,
     ),
 ]
+Where = Annotated[
+    Path | None, typer.Option(help="Where a named set lies, if not in the cache folder.", show_default=False)
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, and say which.")]
 
 
@@ -182,9 +185,7 @@ def check_set(
     sheet: Annotated[
         Path | None, typer.Option(help="Contact sheet, FILE.png. [default: NAME-sheet.png here]", show_default=False)
     ] = None,
-    path: Annotated[
-        Path | None, typer.Option(help="Where a named set lies, if not in the cache folder.", show_default=False)
-    ] = None,
+    path: Where = None,
     skip_bad: SkipBad = False,
     cache: Cache = None,
     as_json: Json = False,
@@ -248,9 +249,7 @@ def pack_set(
             show_default=False,
         ),
     ] = None,
-    path: Annotated[
-        Path | None, typer.Option(help="Where a named set lies, if not in the cache folder.", show_default=False)
-    ] = None,
+    path: Where = None,
     skip_bad: SkipBad = False,
     cache: Cache = None,
     as_json: Json = False,
@@ -272,11 +271,11 @@ def pack_set(
     if out is None and place is not None:
         raise UserError("--out is missing: say where to write, --out FILE.pack.")
     from dualmcmc.data.images import Fit
-    from dualmcmc.data.opening import open_sources, pack_sources, packed_as
+    from dualmcmc.data.opening import folder_of, open_sources, pack_sources, packed_name
     from dualmcmc.progress import show
 
     fit = Fit(size, channels, checked_crop(crop), cast(Resize, _one_of("--resize", resize, RESIZE_NAMES)))
-    target = packed_as(name, fit) if out is None else check_target(out, ".pack")
+    target = folder_of(name) / packed_name(name, fit) if out is None else check_target(out, ".pack")
     sources = open_sources(name, path if place is None else place)
     made = pack_sources(sources, target, fit, {"name": which}, skip_bad, show)
     megabytes = target.stat().st_size / 1e6

@@ -1,5 +1,6 @@
 """Every named set in its official layout, from small generated files."""
 
+import shutil
 import tarfile
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from dualmcmc import data
 from dualmcmc.config import Data
-from dualmcmc.data import bundle
+from dualmcmc.data import bundle, pack
+from dualmcmc.data.check import check
 from dualmcmc.data.images import Fit, fit_pixels
 from dualmcmc.data.sets import SETS
 from dualmcmc.errors import UserError
@@ -217,3 +219,36 @@ def test_damaged_archives_of_official_files(tmp_path):
         (tmp_path / name).write_bytes(b"nonsense")
         with pytest.raises(UserError, match=f"cannot read .*{name}"):
             bundle.Bundle(tmp_path / name).names()
+
+
+def test_a_split_beside_the_packed_file_counts_too(cache):
+    from scipy.io import savemat
+
+    folder = cache / "svhn"
+    folder.mkdir()
+    train, test, extra = pixels(5), pixels(3, seed=1), pixels(4, seed=2)
+    packed = {"train": train.transpose(0, 3, 1, 2), "test": test.transpose(0, 3, 1, 2)}
+    pack.write(folder / "svhn.pack", packed, (3, 32, 32), {"crop": None})
+    savemat(folder / "extra_32x32.mat", {"X": extra.transpose(1, 2, 3, 0)})
+    same(load(source="svhn"), (train, test))
+    same(load(source="svhn", split="train+extra"), (np.concatenate([train, extra]), test))
+    assert isinstance(data.load(Data(source="svhn")).train, pack.Packed)  # not read where it is not needed
+
+
+def test_a_folder_with_a_fetched_set_can_be_moved(cache, tmp_path):
+    images = pixels(5)
+    (tmp_path / "moved").mkdir()
+    pack.write(
+        tmp_path / "moved" / "cifar10.pack", {"train": images.transpose(0, 3, 1, 2)}, (3, 32, 32), {"crop": None}
+    )
+    for path in (tmp_path / "moved", tmp_path / "moved" / "cifar10.pack"):
+        assert np.array_equal(load(source="cifar10", path=str(path))[0], images)
+
+
+def test_a_packed_set_can_be_checked_when_its_files_are_gone(cache):
+    makers.celeba(cache / "celeba")
+    data.load(Data(source="celeba", size=64, crop="celeba140"))
+    shutil.rmtree(cache / "celeba" / "img_align_celeba")
+    reports = check("celeba")
+    assert [report.images for report in reports] == [5, 3, 2]
+    assert {report.pixels for report in reports} == {"as packed"}

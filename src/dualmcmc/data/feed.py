@@ -19,6 +19,7 @@ from dualmcmc.data.machine import available_memory
 from dualmcmc.data.order import Order
 from dualmcmc.data.store import Store
 
+PART = 10_000  # images moved to a device at a time
 SHARE = {"cuda": 0.25, "cpu": 0.5}  # of the free memory that images may take
 
 
@@ -53,7 +54,7 @@ class Feed:
         self.resident = place == "device" or (place == "auto" and fits(store, device))
         self._order = Order(len(store), seed, device if self.resident else "cpu")
         self._coins = Order(len(store), seed, device)
-        self._pixels = store.tensor().to(device) if self.resident else None
+        self._pixels = _all_on(store, device) if self.resident else None
         self._stream = None if self.resident else _Stream(store, self._order, self.share, batch, device, workers)
 
     def get(self, start: int) -> Tensor:
@@ -73,6 +74,16 @@ class Feed:
         """Let the threads go."""
         if self._stream is not None:
             self._stream.close()
+
+
+def _all_on(store: Store, device: torch.device) -> Tensor:
+    """Every image on the device, by way of a bounded part of the host's memory."""
+    if device.type == "cpu":
+        return store.tensor()
+    pixels = torch.empty(store.shape, dtype=torch.uint8, device=device)
+    for part in torch.arange(len(store)).split(PART):
+        pixels[part[0] : part[-1] + 1] = store.take(part).to(device)
+    return pixels
 
 
 class _Stream:

@@ -18,9 +18,12 @@ def available_memory(device: torch.device | str = "cpu") -> int:
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    with suppress(OSError, ValueError):  # a container's limit, which MemAvailable does not know
+    with suppress(OSError, ValueError, KeyError):  # a container's limit, which MemAvailable does not know
         group = Path("/sys/fs/cgroup")
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(stat["active_file"]) + int(stat["inactive_file"])  # given back when it is needed
+        free = min(free, limit - used + cached)
     return max(free, 0)
 
 

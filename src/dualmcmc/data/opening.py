@@ -28,27 +28,28 @@ def fetched(name: str) -> Path:
     return folder_of(name) / f"{name}{pack.ENDING}"
 
 
-def packed_as(name: str, fit: Fit) -> Path:
-    """The packed file of a named set at a size and crop of its own."""
+def packed_name(name: str, fit: Fit) -> str:
+    """The file name of a named set packed at a size and crop of its own."""
     grey = "-grey" if fit.channels == 1 else ""
-    return folder_of(name) / f"{name}-{fit.size}-{fit.crop}-{fit.resize}{grey}{pack.ENDING}"
+    return f"{name}-{fit.size}-{fit.crop}-{fit.resize}{grey}{pack.ENDING}"
 
 
 def open_sources(name: str, path: Path | None) -> dict[str, Source]:
     """The splits of a named set, or of a user's own images (name folder), as streams."""
+    if path is not None and pack.is_pack(path):
+        return _from_pack(path)
     if name == "folder":
         if path is None:
             raise UserError(
                 "data.source=folder needs data.path: a folder, zip, tar, LMDB, parquet, npz or packed file."
             )
-        return _from_pack(path) if pack.is_pack(path) else {"train": open_source(path)}
-    chosen = find_set(name)
-    if path is not None and pack.is_pack(path):
-        return _from_pack(path)
-    where = path or folder_of(name)
-    if path is None and fetched(name).exists():
-        return _from_pack(fetched(name))
-    found = chosen.read(where) if name == "digits" or where.exists() else {}
+        return {"train": open_source(path)}
+    chosen, where = find_set(name), path or folder_of(name)
+    found = _from_pack(where / f"{name}{pack.ENDING}") if (where / f"{name}{pack.ENDING}").exists() else {}
+    if name == "digits" or where.exists():
+        found = chosen.read(where) | found  # files beside the packed one may have more splits
+    if not found and (others := sorted(where.glob(f"{name}-*{pack.ENDING}"))):
+        found = _from_pack(others[0])
     if not found:
         raise UserError(f"{chosen.title} is not in '{where}': {_how_to_get(chosen)}")
     return found
@@ -69,26 +70,26 @@ def open_stores(
     """The wanted splits at one size, those that are there. Large sets are packed once, into the cache."""
     if path is not None and pack.is_pack(path):
         return _fitting(path, fit, wanted, watch)
-    if name in SETS and path is None:
-        made = packed_as(name, fit)
+    if name in SETS:
+        where = path or folder_of(name)
+        made, whole = where / packed_name(name, fit), where / f"{name}{pack.ENDING}"
         if made.exists() and _is_whole(SETS[name], made):
             return _fitting(made, fit, wanted, watch)
-        if fetched(name).exists():
-            return _fitting(fetched(name), fit, wanted, watch)
+        if whole.exists() and set(wanted) <= set(pack.read(whole)[0]):
+            return _fitting(whole, fit, wanted, watch)
+        if path is None and SETS[name].by_hand:
+            pack_sources(open_sources(name, None), made, fit, {"name": name}, skip_bad, watch)
+            return _fitting(made, fit, wanted, watch)
     sources = open_sources(name, path)
-    if name in SETS and path is None and SETS[name].by_hand:
-        pack_sources(sources, packed_as(name, fit), fit, {"name": name}, skip_bad, watch)
-        return _fitting(packed_as(name, fit), fit, wanted, watch)
     return {split: to_memory(source, fit, skip_bad, watch) for split, source in sources.items() if split in wanted}
 
 
 def _is_whole(chosen: ImageSet, path: Path) -> bool:
-    """Whether a set that was packed is complete, so that files added since need not be looked for."""
+    """Whether a packed set has all that there is: as many images as published, or as the files beside it."""
     held = {split: len(store) for split, store in pack.read(path)[0].items()}
     if all(held.get(split) == count for split, count in chosen.splits.items()):
         return True
-    folder = folder_of(chosen.name)
-    here = chosen.read(folder) if folder.exists() else {}
+    here = chosen.read(path.parent)
     return all(source.count in (None, held.get(split)) for split, source in here.items())
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dualmcmc.data.store import Store
 from dualmcmc.errors import UserError
@@ -39,14 +41,23 @@ class Packed(Store):
         return self._checksum
 
     def read(self, indices: np.ndarray, out: np.ndarray) -> None:  # noqa: D102
-        handle, stride = self._file.fileno(), self.nbytes // len(self)
+        stride = self.nbytes // len(self)
         for row, index in zip(out.reshape(len(indices), stride), indices.tolist(), strict=True):
-            view, at = memoryview(row.data), self._start + index * stride
-            while view:
-                got = os.preadv(handle, [view], at)
-                if got == 0:
-                    raise UserError(f"'{self.path}' was cut short while it was read.")
-                view, at = view[got:], at + got
+            self._fill(row, index * stride)
+
+    def tensor(self) -> Tensor:  # noqa: D102
+        out = np.empty(self.nbytes, np.uint8)
+        self._fill(out, 0)
+        return torch.from_numpy(out).reshape(self.shape)
+
+    def _fill(self, out: np.ndarray, offset: int) -> None:
+        """Bytes from `offset` on, as many as `out` holds; safe from several threads at once."""
+        view, at = memoryview(out.data), self._start + offset
+        while view:
+            got = os.preadv(self._file.fileno(), [view], at)
+            if got == 0:
+                raise UserError(f"'{self.path}' was cut short while it was read.")
+            view, at = view[got:], at + got
 
 
 def write(
