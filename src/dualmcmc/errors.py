@@ -10,8 +10,17 @@ class UserError(Exception):
     """Bad input: one clear line (what is wrong, where, what to do). The command exits with 2."""
 
 
+class CannotWrite(UserError):
+    """A file that cannot be written: the disk, or who may write there."""
+
+
 class Diverged(Exception):
     """Training left the healthy range. The last good state is on disk. The command exits with 3."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line without a full stop; never nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dualmcmc.errors import UserError
+from dualmcmc.errors import CannotWrite, UserError
 
 TEMPORARY = ".tmp"
 
@@ -26,10 +28,20 @@ def atomic(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror or error}.") from None
+        raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
     finally:
         with suppress(OSError):  # it is gone, renamed, or was never there
             temporary.unlink()
+
+
+def sweep(path: Path, certain: bool = False) -> None:
+    """Remove what killed processes left of `path`; `certain`: nobody else can be writing it now."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):
+        with suppress(OSError, ValueError):
+            process = int(leftover.name.split(".")[-2])
+            idle = time.time() - leftover.stat().st_mtime > 60  # another machine's process cannot be asked
+            if certain or (idle and not Path(f"/proc/{process}").exists()):
+                leftover.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,27 +61,27 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def make_folder(path: Path) -> Path:
+def make_folder(path: Path, advice: str = "Choose another --out.") -> Path:
     """A folder that exists and can be written to."""
     if path.is_file():
         raise UserError(f"'{path}' is a file: name a folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder '{path}': {error.strerror or error}.") from None
+        raise UserError(f"cannot make the folder '{path}': {error.strerror or error}. {advice}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into '{path}': permission denied. Choose another --out.")
+        raise UserError(f"cannot write into '{path}': it is read-only for you. {advice}")
     return path
 
 
-def check_target(path: Path, *endings: str) -> Path:
+def check_target(path: Path, *endings: str, option: str = "--out") -> Path:
     """A file that can be written here: a known ending, in a folder that exists."""
     if path.suffix.lower() not in endings:
-        raise UserError(f"--out '{path}' must end in {' or '.join(endings)}.")
+        raise UserError(f"{option} '{path}' must end in {' or '.join(endings)}.")
     if path.is_dir():
-        raise UserError(f"--out '{path}' is a folder.")
+        raise UserError(f"{option} '{path}' is a folder.")
     if not path.parent.is_dir():
-        raise UserError(f"the folder of --out '{path}' does not exist.")
+        raise UserError(f"the folder of {option} '{path}' does not exist.")
     return path
 
 

@@ -82,8 +82,9 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
     if origin is Literal:
         if any(value == option and type(value) is type(option) for option in options):
             return value
-        wanted = " or ".join(map(str, options))
-    elif origin is tuple:
+        hint = nearest(str(value).lower(), [option for option in options if isinstance(option, str)])
+        raise UserError(f"{where}: {path} must be {' or '.join(map(str, options))}, not {value!r}.{hint}")
+    if origin is tuple:
         if isinstance(value, (list, tuple)) and len(value) == len(options):
             return tuple(_convert(k, v, path, where) for k, v in zip(options, value, strict=True))
         wanted = f"a list of {len(options)} numbers"

@@ -71,6 +71,11 @@ def test_a_grey_npz_and_odd_shapes(tmp_path):
         assert read(tmp_path / "b.npz").shape == (2, 16, 16, 3)
 
 
+def test_the_array_of_images_in_an_npz_is_found(tmp_path):
+    np.savez(tmp_path / "a.npz", labels=np.arange(7), pictures=IMAGES)
+    assert np.array_equal(read(tmp_path / "a.npz"), IMAGES)
+
+
 def test_a_folder_of_parquet_shards(tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
@@ -182,6 +187,7 @@ def no_images_in_parquet(path):
         ("damaged.npz", lambda p: damaged(p, "npz"), "cannot read"),
         ("damaged.zip", lambda p: damaged(p, "zip"), "cannot be read"),
         ("cut.zip", lambda p: damaged(p, "directory"), "cannot read"),
+        ("no.zip", lambda p: p.write_bytes(b"no zip"), "not a zip file"),
         ("cut.tar.gz", cut_tar, "cannot read"),
         ("no.tar", lambda p: p.write_bytes(b"no tar" * 1000), "cannot read"),
         ("pipe", os.mkfifo, "is not a folder"),

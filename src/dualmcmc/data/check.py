@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from dualmcmc.data.opening import open_sources
 from dualmcmc.data.sets import SETS, ImageSet
 from dualmcmc.data.source import Source, Stored
 from dualmcmc.data.tally import Tally
+from dualmcmc.errors import UserError
 from dualmcmc.pictures import grid
 from dualmcmc.progress import Watch, quiet
 
@@ -25,6 +25,7 @@ SHOWN = 144  # images on the contact sheet
 COLUMNS = 16
 NAMED = 5  # pairs of duplicates kept by name
 THUMB = Fit(64, 3)
+UNKNOWN = "without a published checksum"
 
 
 @dataclass
@@ -42,25 +43,34 @@ class SplitReport:
     duplicate_pairs: list[str]
     bad: list[str]
     checksum: str  # of the images in any order
-    pixels: str  # "as published", "not as published", "as packed", "not as packed" or "not pinned"
+    pixels: str  # "as published", "not as published", "as packed", "not as packed" or UNKNOWN
     sheet: Tensor = field(repr=False)  # (3, h, w)
 
-    @property
-    def sound(self) -> bool:
-        """Whether nothing is wrong with it."""
-        whole = self.published in (None, self.images)
-        return not self.bad and whole and not self.pixels.startswith("not as")
+    def is_sound(self, skip_bad: bool = False) -> bool:
+        """Whether nothing is wrong with it; with `skip_bad`, files that cannot be read are not."""
+        left_out = len(self.bad) if skip_bad else 0
+        whole = self.published in (None, self.images + left_out)
+        return len(self.bad) == left_out and whole and not self.pixels.startswith("not as")
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
-        return {key: value for key, value in vars(self).items() if key != "sheet"} | {"sound": self.sound}
+        return {key: value for key, value in vars(self).items() if key != "sheet"} | {"sound": self.is_sound()}
 
 
 def check(name: str, path: Path | None = None, watch: Watch = quiet) -> list[SplitReport]:
     """Look through every split of a named set, or of images at `path` (name folder)."""
     seen: dict[bytes, str] = {}
     chosen = SETS.get(name)
-    return [_look(split, source, chosen, seen, watch) for split, source in open_sources(name, path).items()]
+    reports = [_look(split, source, chosen, seen, watch) for split, source in open_sources(name, path).items()]
+    if not any(report.images or report.bad for report in reports):
+        raise UserError(f"'{path or name}' holds no images.")
+    return reports
+
+
+def missing(name: str, reports: list[SplitReport]) -> list[str]:
+    """Splits of a named set that are not there (SVHN's extra one need not be)."""
+    published = SETS[name].splits if name in SETS else {}
+    return [split for split in published if split != "extra" and split not in {report.split for report in reports}]
 
 
 def _look(split: str, source: Source, chosen: ImageSet | None, seen: dict[bytes, str], watch: Watch) -> SplitReport:
@@ -137,8 +147,5 @@ def _verdict(split: str, source: Source, tally: Tally, chosen: ImageSet | None) 
     if chosen is not None and split in chosen.pins:
         return "as published" if chosen.pins[split] == tally.checksum else "not as published"
     if isinstance(source, Stored) and isinstance(source.store, pack.Packed):
-        whole = hashlib.sha256()
-        for image in source.images(Fit()):
-            whole.update(np.ascontiguousarray(image).data)
-        return "as packed" if whole.hexdigest() == source.store.checksum else "not as packed"
-    return "not pinned"
+        return "as packed" if source.store.is_intact() else "not as packed"
+    return UNKNOWN

@@ -16,7 +16,7 @@ from PIL import Image
 from dualmcmc.data import pickles
 from dualmcmc.data.bundle import Bundle
 from dualmcmc.data.source import Arrays, Source
-from dualmcmc.errors import UserError
+from dualmcmc.errors import UserError, first_line
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 BATCHES_100 = {"train": ("train",), "test": ("test",)}
@@ -70,5 +70,5 @@ def _parse_png(content: bytes, where: str) -> np.ndarray:
             raise UserError(f"'{where}' is {image.width}x{image.height}: a batch is 1024 wide, a row an image.")
         pixels = np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"cannot read '{where}': {str(error).splitlines()[0]}.") from None
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
     return pixels.reshape(-1, 32, 32, 3)

@@ -18,7 +18,7 @@ import numpy as np
 
 from dualmcmc.data.images import BadImage
 from dualmcmc.data.source import Arrays, Files, Source
-from dualmcmc.errors import UserError
+from dualmcmc.errors import UserError, first_line
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -56,7 +56,7 @@ def open_source(path: Path, keep: Keep | None = None) -> Source:
         return _parquet(path, [path], keep)
     if path.name.lower().endswith(TARS):
         return Files(str(path), lambda: _tar(path, keep), None)
-    if zipfile.is_zipfile(path):
+    if ending == ".zip" or zipfile.is_zipfile(path):
         return _zip(path, keep)
     if ending in ENDINGS:
         return Files(str(path), lambda: iter([(str(path), path.read_bytes)]), 1)
@@ -77,7 +77,6 @@ def walk(top: Path) -> Iterator[Path]:
         raise UserError(f"cannot read the folder '{error.filename}': {error.strerror}.")
 
     for folder, subfolders, names in os.walk(top, followlinks=True, onerror=refuse):
-        subfolders.sort()
         status = os.stat(folder)
         if (status.st_dev, status.st_ino) in seen:
             subfolders.clear()
@@ -148,7 +147,7 @@ def _tar(path: Path, keep: Keep | None) -> Listing:
                     continue
                 yield f"{path}:{member.name}", _content(partial(_tar_member, archive, member))
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
 
 
 def _tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -175,17 +174,20 @@ def _lmdb(path: Path, keep: Keep | None) -> Source:
         return lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False, create=False)
 
     def listing() -> Listing:
-        with open_it() as environment, environment.begin(buffers=False) as transaction:
-            for key, value in transaction.cursor():
-                name = key.decode(errors="replace")
-                if keep is None or keep(name):
-                    yield f"{path}:{name}", partial(bytes, value)
+        try:
+            with open_it() as environment, environment.begin(buffers=False) as transaction:
+                for key, value in transaction.cursor():
+                    name = key.decode(errors="replace")
+                    if keep is None or keep(name):
+                        yield f"{path}:{name}", partial(bytes, value)
+        except lmdb.Error as error:
+            raise UserError(f"cannot read the LMDB '{path}': {first_line(error)}.") from None
 
     try:
         with open_it() as environment:
             count = environment.stat()["entries"]
     except lmdb.Error as error:
-        raise UserError(f"cannot read the LMDB '{path}': {error}.") from None
+        raise UserError(f"cannot read the LMDB '{path}': {first_line(error)}.") from None
     if count == 0:
         raise NoImages(f"'{path}' holds no images.")
     return Files(str(path), listing, count if keep is None else None)
@@ -202,7 +204,7 @@ def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
     def column(file: Any, shard: Path) -> tuple[str, bool]:
         found = []
         for field in file.schema_arrow:
-            kind = field.type
+            kind = field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type
             nested = pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
             if nested or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
                 found.append((field.name, nested))
@@ -225,35 +227,36 @@ def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
                             if keep is None or keep(label):
                                 yield label, partial(bytes, content or b"")
             except (pyarrow.ArrowException, OSError) as error:
-                raise UserError(f"cannot read '{shard}': {str(error).splitlines()[0]}.") from None
+                raise UserError(f"cannot read '{shard}': {first_line(error)}.") from None
 
     try:
         count = sum(parquet.read_metadata(shard).num_rows for shard in shards)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if count == 0:
         raise NoImages(f"'{path}' holds no images.")
     return Files(str(path), listing, count if keep is None else None)
 
 
 def _npz(path: Path) -> np.ndarray:
-    """(N, H, W, C) bytes: the array called images, x or arr_0, or the only one."""
+    """(N, H, W, C) bytes: the array called images, x or arr_0, or the first that has the shape of images."""
     if not zipfile.is_zipfile(path):
         raise UserError(f"'{path}' is not an npz file.")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            names = [name for name in ("images", "x", "arr_0") if name in archive.files] or archive.files
+            names = sorted(archive.files, key=lambda name: name not in ("images", "x", "arr_0"))
             if not names:
                 raise UserError(f"'{path}' holds no array.")
-            array = archive[names[0]]
+            arrays = ((name, archive[name]) for name in names)
+            name, array = next(((n, a) for n, a in arrays if a.ndim in (3, 4)), (names[0], archive[names[0]]))
     except (OSError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"cannot read '{path}': {str(error).splitlines()[0]}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if array.dtype != np.uint8:
-        raise UserError(f"'{path}': the array '{names[0]}' is {array.dtype}, images must be uint8 (0..255).")
+        raise UserError(f"'{path}': the array '{name}' is {array.dtype}, images must be uint8 (0..255).")
     if array.ndim == 3:
         array = array[..., None]
     elif array.ndim == 4 and array.shape[-1] not in (1, 3) and array.shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[-1] not in (1, 3) or 0 in array.shape:
-        raise UserError(f"'{path}': the array '{names[0]}' has shape {array.shape}, needed is N x H x W x 1 or 3.")
+        raise UserError(f"'{path}': the array '{name}' has shape {array.shape}, needed is N x H x W x 1 or 3.")
     return array

@@ -8,8 +8,11 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from dualmcmc.errors import CannotWrite
 from dualmcmc.progress import Watch, quiet
 
 PART = ".part"
@@ -36,16 +39,17 @@ def download(url: str, to: Path, watch: Watch = quiet, attempts: int = 4, pause:
             os.replace(part, to)
             return
         except urllib.error.HTTPError as error:
-            if error.code == 416 and part.exists():  # what we hold does not belong to what is there
-                part.unlink()
-            elif error.code < 500:
+            if error.code == 416 and part.exists():
+                if error.headers.get("Content-Range") == f"bytes */{part.stat().st_size}":
+                    os.replace(part, to)  # we hold all of it
+                    return
+                part.unlink()  # what we hold does not belong to what is there
+            elif error.code < 500 and error.code not in (408, 429):
                 raise Unreachable(f"{_host(url)} answers {error.code} {error.reason}") from None
             problem = f"{_host(url)} answers {error.code} {error.reason}"
         except urllib.error.URLError as error:
             raise Unreachable(f"{_host(url)}: {getattr(error.reason, 'strerror', None) or error.reason}") from None
         except (OSError, http.client.HTTPException, EOFError) as error:
-            if isinstance(error, OSError) and error.filename is not None:
-                raise  # the disk, not the network
             problem = f"{_host(url)}: {error or type(error).__name__}"
         if attempt + 1 < attempts:
             time.sleep(pause * 2**attempt)
@@ -60,20 +64,33 @@ def _attempt(url: str, part: Path, watch: Watch) -> None:
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         goes_on = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        if answer.status == 206 and not goes_on:
+            part.unlink(missing_ok=True)
+            raise EOFError("the server sent another part than was asked for")
         have = have if goes_on else 0
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
         with watch(f"downloading {part.name.removesuffix(PART)}", total, "bytes") as advance:
             advance(have)
-            with open(part, "r+b" if goes_on else "wb") as file:
+            with _disk(part), open(part, "r+b" if goes_on else "wb", buffering=0) as file:
+                file.truncate(have)
                 file.seek(have)
-                while chunk := answer.read(CHUNK):
+            while chunk := answer.read(CHUNK):
+                with _disk(part), open(part, "ab", buffering=0) as file:
                     file.write(chunk)
-                    have += len(chunk)
-                    advance(len(chunk))
-                file.truncate()
+                have += len(chunk)
+                advance(len(chunk))
         if total is not None and have < total:
             raise EOFError(f"the connection ended after {have:,} of {total:,} bytes")
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """What goes wrong here is the disk's fault, not the network's."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
 
 
 def _host(url: str) -> str:

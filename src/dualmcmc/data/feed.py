@@ -8,7 +8,7 @@ Both give the same batches, so where the images lie changes nothing in a run.
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Literal
 
 import numpy as np
@@ -49,7 +49,7 @@ class Feed:
         if batch % world:
             raise ValueError(f"a batch of {batch} cannot be shared evenly by {world} processes")
         self.flip = flip
-        self.batch, self.share = batch, batch // world
+        self.share = batch // world
         self._first = rank * self.share  # of this process, in each batch
         self.resident = place == "device" or (place == "auto" and fits(store, device))
         self._order = Order(len(store), seed, device if self.resident else "cpu")
@@ -108,7 +108,7 @@ class _Stream:
         buffer, copied = self._buffers[slot], self._copied[slot]
         x = buffer.to(self.device, non_blocking=True, copy=True)
         if copied is not None:
-            copied.record()
+            copied.record(torch.cuda.current_stream(self.device))
         self._submit(begin + len(self._buffers) * self.batch, slot)
         return x
 
@@ -116,9 +116,7 @@ class _Stream:
         """Start somewhere else in the walk."""
         for _, _, reading in self._waiting:
             reading.cancel()
-        for _, _, reading in self._waiting:
-            if not reading.cancelled():
-                reading.result()  # it writes into a buffer that is needed again
+        wait([reading for _, _, reading in self._waiting])  # they write into buffers that are needed again
         self._waiting.clear()
         for slot in range(len(self._buffers)):
             self._submit(begin + slot * self.batch, slot)

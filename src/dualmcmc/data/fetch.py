@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +13,16 @@ import numpy as np
 from dualmcmc.data import pack
 from dualmcmc.data.download import Unreachable, Wrong, digest, download
 from dualmcmc.data.images import Fit
-from dualmcmc.data.opening import fetched, folder_of
+from dualmcmc.data.opening import fetched, folder_of, is_complete
 from dualmcmc.data.registries import get_package
 from dualmcmc.data.sets import ImageSet, find_set
 from dualmcmc.data.source import Source
 from dualmcmc.data.tally import Tally
-from dualmcmc.errors import UserError
-from dualmcmc.files import make_folder
+from dualmcmc.errors import CannotWrite, UserError, first_line
+from dualmcmc.files import make_folder, sweep
 from dualmcmc.progress import Watch, quiet
+
+ADVICE = "Choose another --cache (or $DUALMCMC_DATA)."
 
 
 def by_hand(name: str) -> str | None:
@@ -38,14 +40,14 @@ def by_hand(name: str) -> str | None:
 
 
 def is_here(name: str) -> str:
-    """Whether a named set can be used: "built in", "packed", "official files", or "no"."""
-    chosen = find_set(name)
-    folder = folder_of(name)
+    """Whether a named set can be used: "built in", "packed", "in part", "official files", "damaged" or "no"."""
+    chosen, folder = find_set(name), folder_of(name)
     if name == "digits":
         return "built in"
-    if fetched(name).exists() or any(folder.glob(f"{name}-*{pack.ENDING}")):
-        return "packed"
     try:
+        packs = [pack.read(path)[0] for path in folder.glob(f"{name}*{pack.ENDING}")]
+        if packs:
+            return "packed" if any(is_complete(chosen, splits) for splits in packs) else "in part"
         return "official files" if folder.exists() and chosen.read(folder) else "no"
     except UserError:
         return "damaged"
@@ -68,16 +70,20 @@ def fetch(
     known = sources_of(chosen)
     if source is not None and source not in known:
         raise UserError(f"--source {source}: {name} comes from {' or '.join(known)}.")
-    folder = make_folder(folder_of(name))
+    if _is_intact(target):
+        return target
+    folder = make_folder(folder_of(name), ADVICE)
     with _alone(folder, name):
         if target.exists():
-            pack.read(target)
-            return target
+            say(f"'{target}' is damaged: it is fetched again")
+            target.unlink()
+        sweep(target, certain=True)
         problems = []
-        for option in [source] if source else known:
+        options = [source] if source else known
+        for number, option in enumerate(options):
             staging = folder / f".fetch-{option}"
             try:
-                make_folder(staging)
+                make_folder(staging, ADVICE)
                 _get(chosen, option, staging, watch)
                 _check_and_pack(chosen, staging, target, option, watch)
                 for leftover in folder.glob(".fetch-*"):
@@ -85,12 +91,23 @@ def fetch(
                 return target
             except Unreachable as error:
                 problems.append(f"{option}: {error}")
+                with suppress(OSError):
+                    staging.rmdir()  # if there is nothing to go on with
             except Wrong as error:
                 shutil.rmtree(staging)
                 problems.append(f"{option}: {error}; it was removed")
-            say(problems[-1])
+            if number + 1 < len(options):
+                say(f"{problems[-1]}; trying {options[number + 1]}")
     where = f"or put the official files from {chosen.home} into {folder}"
     raise UserError(f"{name} could not be fetched ({'; '.join(problems)}): try again later, {where}.")
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether a set that was fetched is still what was fetched."""
+    try:
+        return path.exists() and all(store.is_intact() for store in pack.read(path)[0].values())
+    except UserError:
+        return False
 
 
 @contextmanager
@@ -116,12 +133,13 @@ def _get(chosen: ImageSet, option: str, staging: Path, watch: Watch) -> None:
             try:
                 if not target.exists():
                     download(url, target, watch)
+                if address.md5 is not None and digest(target, "md5").hexdigest() != address.md5:
+                    target.unlink()
+                    raise Wrong(f"{address.file} has another checksum than published")
                 break
-            except Unreachable:
+            except (Unreachable, Wrong):
                 if number == len(address.urls):
                     raise
-        if address.md5 is not None and digest(target, "md5").hexdigest() != address.md5:
-            raise Wrong(f"{address.file} has another checksum than published")
 
 
 def _check_and_pack(chosen: ImageSet, staging: Path, target: Path, option: str, watch: Watch) -> None:
@@ -136,10 +154,10 @@ def _check_and_pack(chosen: ImageSet, staging: Path, target: Path, option: str, 
         streams = {split: _verified(chosen, split, splits[split], fit, watch) for split in wanted}
         note = {"name": chosen.name, "crop": None, "resize": None, "source": option}
         pack.write(target, streams, (chosen.channels, chosen.size, chosen.size), note)
+    except CannotWrite:
+        raise
     except UserError as error:
-        if "cannot write" in str(error):
-            raise
-        raise Wrong(str(error).rstrip(".")) from None
+        raise Wrong(first_line(error)) from None
 
 
 def _verified(chosen: ImageSet, split: str, source: Source, fit: Fit, watch: Watch) -> Iterator[np.ndarray]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import io
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dualmcmc.config import CROPS, Crop, Data, Resize
+from dualmcmc.errors import first_line
 
 MOST_PIXELS = 80_000_000  # of one image: more is taken for a decompression bomb
 RESIZES = {
@@ -65,19 +65,22 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
     except BadImage:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        raise BadImage((str(error) or type(error).__name__).splitlines()[0]) from None
+        raise BadImage(first_line(error)) from None
 
 
 def fit_pixels(pixels: np.ndarray, fit: Fit) -> np.ndarray:
     """(H, W, C) bytes brought to `fit`."""
     height, width, channels = pixels.shape
-    if (fit.size is None or height == width == fit.size) and fit.channels in (None, channels):
+    uncut = fit.size is None or crop_box(width, height, fit.crop) == (0, 0, fit.size, fit.size)
+    if uncut and (fit.size is None or height == width == fit.size) and fit.channels in (None, channels):
         return pixels
     return _fitted(Image.fromarray(pixels[..., 0] if channels == 1 else pixels), fit)
 
 
 def _plain(image: Image.Image) -> Image.Image:
     """Grey or RGB, eight bits a channel; what is transparent lies on white."""
+    if image.mode == "I" and image.format != "PNG":
+        raise BadImage("its pixels are 32-bit numbers, whose range is not known")
     if image.mode.startswith("I"):  # 16-bit grey, which convert() would cut off at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     if image.mode == "F":
@@ -126,6 +129,6 @@ def crop_box(width: int, height: int, crop: Crop) -> tuple[int, int, int, int]:
     return left, top, left + side, top + side
 
 
-def as_rgb(pixels: np.ndarray) -> Any:
+def as_rgb(pixels: np.ndarray) -> np.ndarray:
     """(H, W, 3) of grey or colour bytes."""
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3))

@@ -14,7 +14,7 @@ FOLDERS = {"train": "church_outdoor_train_lmdb", "test": "church_outdoor_val_lmd
 def read(path: Path) -> dict[str, Source]:
     """The LMDBs in `path`, or `path` itself; LSUN's validation set counts as test."""
     if (path / "data.mdb").is_file():
-        split = "test" if "val" in path.name else "train"
+        split = "test" if path.name == FOLDERS["test"] else "train"
         return {split: open_source(path)}
     found: dict[str, Source] = {}
     for split, folder in FOLDERS.items():

@@ -9,17 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dualmcmc.data.store import Store
-from dualmcmc.errors import UserError
-from dualmcmc.files import atomic
+from dualmcmc.errors import UserError, first_line
+from dualmcmc.files import atomic, sweep
 
 ENDING = ".pack"
 FORMAT = "dualmcmc images"
@@ -33,7 +34,10 @@ class Packed(Store):
     def __init__(self, path: Path, split: str, shape: tuple[int, int, int, int], start: int, checksum: str) -> None:
         self.path, self.split, self.shape = path, split, shape
         self._start, self._checksum = start, checksum
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  open as long as the store is
+
+    @cached_property
+    def _file(self) -> BinaryIO:
+        return open(self.path, "rb", buffering=0)
 
     @property
     def checksum(self) -> str:
@@ -44,6 +48,15 @@ class Packed(Store):
         stride = self.nbytes // len(self)
         for row, index in zip(out.reshape(len(indices), stride), indices.tolist(), strict=True):
             self._fill(row, index * stride)
+
+    def is_intact(self) -> bool:
+        """Whether the pixels are still those that were packed."""
+        digest, size = hashlib.sha256(), 1 << 24
+        for offset in range(0, self.nbytes, size):
+            part = np.empty(min(size, self.nbytes - offset), np.uint8)
+            self._fill(part, offset)
+            digest.update(part.data)
+        return digest.hexdigest() == self._checksum
 
     def tensor(self) -> Tensor:  # noqa: D102
         out = np.empty(self.nbytes, np.uint8)
@@ -61,11 +74,18 @@ class Packed(Store):
 
 
 def write(
-    path: Path, splits: Mapping[str, Iterable[np.ndarray]], shape: tuple[int, int, int], info: dict[str, Any]
+    path: Path,
+    splits: Mapping[str, Iterable[np.ndarray]],
+    shape: tuple[int, int, int],
+    info: dict[str, Any] | Callable[[], dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Write (C, H, W) images, split by split, in bounded memory; returns count and sha256 of each split."""
+    """Write (C, H, W) images, split by split, in bounded memory; returns count and sha256 of each split.
+
+    `info` goes into the header; a function is called when all images have been through.
+    """
     tensors: dict[str, Any] = {}
     made: dict[str, dict[str, Any]] = {}
+    sweep(path)
     with atomic(path) as temporary, open(temporary, "wb") as file:
         file.write(b"\0" * HEADER)
         for split, images in splits.items():
@@ -82,7 +102,8 @@ def write(
             end = file.tell() - HEADER
             tensors[split] = {"dtype": "U8", "shape": [count, *shape], "data_offsets": [begin, end]}
             made[split] = {"images": count, "sha256": digest.hexdigest()}
-        note = {"format": FORMAT, "version": str(VERSION), "info": json.dumps({**info, "splits": made})}
+        facts = info() if callable(info) else info
+        note = {"format": FORMAT, "version": str(VERSION), "info": json.dumps({**facts, "splits": made})}
         header = json.dumps({"__metadata__": note, **tensors}).encode()
         if len(header) > HEADER - 8:
             raise ValueError("the note is too long for the header")
@@ -110,6 +131,9 @@ def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
             raise UserError(f"'{path}' was packed by a newer dualmcmc: pack it again, or update.")
         info = json.loads(note["info"])
         splits = {}
+        needed = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if size < needed:
+            raise UserError(f"'{path}' is cut short: {size:,} bytes of {needed:,}. Make it again.")
         for split, entry in header.items():
             begin, end = entry["data_offsets"]
             count, channels, height, width = map(int, entry["shape"])
@@ -117,14 +141,12 @@ def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
                 raise ValueError("a split that is not images")
             if end - begin != count * channels * height * width:
                 raise ValueError("a split whose size is wrong")
-            if size < 8 + length + end:
-                raise UserError(f"'{path}' is cut short: {size:,} bytes of {8 + length + end:,}. Pack it again.")
             checksum = str(info["splits"][split]["sha256"])
             splits[split] = Packed(path, split, (count, channels, height, width), 8 + length + begin, checksum)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"'{path}' is a damaged packed file: {str(error).splitlines()[0]}.") from None
+        raise UserError(f"'{path}' is a damaged packed file: {first_line(error)}.") from None
     if not splits or not isinstance(info, dict):
         raise UserError(f"'{path}' is a damaged packed file: it holds no split.")
     return splits, info

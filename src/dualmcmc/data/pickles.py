@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dualmcmc.errors import UserError
+from dualmcmc.errors import UserError, first_line
 
 DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
@@ -58,7 +58,39 @@ class _Array:
         self.value = np.frombuffer(content, kind).reshape(shape, order="F" if fortran else "C")
 
 
-class _Reader(pickle._Unpickler):  # the one in Python: C's allocates what a file tells it to
+# What builds plain data. Left out: objects of classes, extensions, persistent ids, byte arrays and buffers.
+_INSTRUCTIONS = """
+    PROTO FRAME MARK STOP POP POP_MARK DUP PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET
+    NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT
+    STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8
+    BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD
+"""
+
+
+class _Dispatch(dict[int, Callable[[Any], None]]):
+    def __missing__(self, code: int) -> Callable[[Any], None]:
+        raise _Refused(f"instruction {code}")
+
+
+_build: Callable[[Any], None] = pickle._Unpickler.dispatch[pickle.BUILD[0]]
+
+
+class _Reader(pickle._Unpickler):  # the one in Python, whose instructions can be chosen
+    dispatch = _Dispatch(
+        {
+            code: pickle._Unpickler.dispatch[code]
+            for code in (getattr(pickle, name)[0] for name in _INSTRUCTIONS.split())
+        }
+    )
+
+    def load_build(self) -> None:
+        if not isinstance(self.stack[-2], (_Array, _Dtype)):  # type: ignore[attr-defined]
+            raise _Refused("a change to something that is not an array")
+        _build(self)
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         # Made anew for each file, so that no file can leave a mark on what the next one gets.
         def reconstruct(cls: Any, shape: Any, code: Any) -> _Array:
@@ -86,25 +118,29 @@ class _Reader(pickle._Unpickler):  # the one in Python: C's allocates what a fil
 def read(content: bytes, where: str) -> Any:
     """What a pickle holds, with byte strings for Python 2's strings; refuses all but plain data."""
     try:
-        return _unwrap(_Reader(io.BytesIO(content), encoding="bytes").load(), 0)
+        return _unwrap(_Reader(io.BytesIO(content), encoding="bytes").load(), 0, {})
     except _Refused as error:
         raise UserError(
             f"'{where}' is refused: a set of images holds arrays and text, this asks for {error}."
         ) from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise UserError(f"cannot read '{where}': {(str(error) or type(error).__name__).splitlines()[0]}.") from None
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
 
 
-def _unwrap(value: Any, depth: int) -> Any:
-    """Arrays for their stand-ins; anything that is not plain data is refused."""
+def _unwrap(value: Any, depth: int, done: dict[int, Any]) -> Any:
+    """Arrays for their stand-ins; anything that is not plain data is refused. Each object is looked at once."""
     if depth > 8:
         raise _Refused("data nested too deeply")
+    if id(value) in done:
+        return done[id(value)]
+    result: Any = value
     if isinstance(value, _Array):
-        return value.value
-    if isinstance(value, dict):
-        return {_unwrap(key, depth + 1): _unwrap(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_unwrap(item, depth + 1) for item in value)
-    if value is None or isinstance(value, (str, bytes, bool, int, float)):
-        return value
-    raise _Refused(f"an object of type {type(value).__name__}")
+        result = value.value
+    elif isinstance(value, dict):
+        result = {_unwrap(key, depth + 1, done): _unwrap(item, depth + 1, done) for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        result = type(value)(_unwrap(item, depth + 1, done) for item in value)
+    elif value is not None and not isinstance(value, (str, bytes, bool, int, float)):
+        raise _Refused(f"an object of type {type(value).__name__}")
+    done[id(value)] = result
+    return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,8 @@ from dualmcmc.data.download import Unreachable, Wrong, digest, download
 from dualmcmc.data.sets import Package
 from dualmcmc.progress import Watch
 
-PATIENCE = 120  # seconds for a client to answer
+PATIENCE = 600  # seconds for a client to answer
+APT = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")  # it need not note what it has read
 
 
 class Parcel(NamedTuple):
@@ -34,7 +36,7 @@ class Parcel(NamedTuple):
 def get_package(package: Package, folder: Path, watch: Watch) -> None:
     """The package's file in `folder`, checked against the registry's own checksum."""
     resolve, fetch = {"npm": (_ask_npm, _npm_pack), "debian": (_ask_apt, _apt_download)}[package.registry]
-    parcel = resolve(package.name)
+    parcel = resolve(package.name, folder)
     target = folder / parcel.file
     if not target.exists():
         try:
@@ -47,13 +49,25 @@ def get_package(package: Package, folder: Path, watch: Watch) -> None:
         raise Wrong(f"{parcel.file} has another checksum than the registry says")
 
 
-def _run(client: str, *words: str, folder: Path | None = None) -> str:
+def _run(folder: Path, client: str, *words: str) -> str:
+    """What a client answers. It runs in an empty folder inside `folder`, and keeps its own notes there too."""
     if shutil.which(client) is None:
         raise Unreachable(f"{client} is not installed")
     try:
-        done = subprocess.run(
-            [client, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
-        )
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            quiet = {"npm_config_cache": scratch, "npm_config_update_notifier": "false", "TMPDIR": scratch}
+            done = subprocess.run(
+                [client, *words],
+                cwd=scratch,
+                env=os.environ | quiet,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                stdin=subprocess.DEVNULL,
+            )
+            if done.returncode == 0:  # what a client leaves when it fails is no package
+                for file in [*Path(scratch).glob("*.tgz"), *Path(scratch).glob("*.deb")]:
+                    file.rename(folder / file.name)
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{client} gave no answer in {PATIENCE} s") from None
     if done.returncode != 0:
@@ -63,9 +77,9 @@ def _run(client: str, *words: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def _ask_npm(name: str) -> Parcel:
+def _ask_npm(name: str, folder: Path) -> Parcel:
     try:
-        answer = json.loads(_run("npm", "view", name, "dist", "--json"))
+        answer = json.loads(_run(folder, "npm", "view", name, "dist", "--json"))
         algorithm, _, code = answer["integrity"].partition("-")
         if algorithm not in ("sha512", "sha384", "sha256"):
             raise ValueError(algorithm)
@@ -79,12 +93,11 @@ def _npm_file(name: str) -> str:
 
 
 def _npm_pack(name: str, folder: Path) -> None:
-    _run("npm", "pack", name, "--silent", "--pack-destination", str(folder))
+    _run(folder, "npm", "pack", name, "--silent")
 
 
-def _ask_apt(name: str) -> Parcel:
-    with tempfile.TemporaryDirectory() as empty:  # apt says nothing of a package that lies where it is asked
-        answer = _run("apt-get", "download", "--print-uris", name, folder=Path(empty))
+def _ask_apt(name: str, folder: Path) -> Parcel:
+    answer = _run(folder, "apt-get", *APT, "download", "--print-uris", name)
     found = re.search(r"^'([^']+)' (\S+) \d+ (SHA512|SHA256):([0-9a-f]+)$", answer, re.MULTILINE)
     if found is None or "/" in found[2]:
         raise Unreachable(f"apt-get does not say where {name} is ('apt-get update' may help)")
@@ -92,4 +105,4 @@ def _ask_apt(name: str) -> Parcel:
 
 
 def _apt_download(name: str, folder: Path) -> None:
-    _run("apt-get", "download", name, folder=folder)
+    _run(folder, "apt-get", *APT, "download", name)

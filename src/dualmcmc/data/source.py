@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from dualmcmc.progress import Watch, quiet
 
 Item = tuple[str, np.ndarray | BadImage]  # an image's name, and its (H, W, C) bytes or what is wrong with it
 NAMED = 5  # bad files named in one message
-TOGETHER = 16  # files decoded by a thread at a time
+TOGETHER = 8  # files decoded by a thread at a time, where they are brought to one size
 START = 4096  # images there is room for at first, where their number is not known
 
 
@@ -47,15 +49,16 @@ class Source(ABC):
                     good += 1
                     yield pixels.transpose(2, 0, 1)
         if bad and not skip_bad:
-            raise UserError(f"{bad_list(bad, good)} Mend or remove them, or leave them out with skip_bad.")
+            advice = "Mend or remove them, or leave them out with --skip-bad (in training: data.skip_bad=true)."
+            raise UserError(f"{bad_list(bad)} {advice}")
         self.skipped = bad
         if bad and not good:
-            raise UserError(f"{bad_list(bad, good)} Nothing is left.")
+            raise UserError(f"{bad_list(bad)} Nothing is left.")
 
-    skipped: list[str] | None = None  # what the last run through left out
+    skipped: Sequence[str] = ()  # what the last run through left out
 
 
-def bad_list(bad: list[str], good: int) -> str:
+def bad_list(bad: Sequence[str]) -> str:
     """Which images cannot be used, in one sentence."""
     more = f" and {len(bad) - NAMED:,} more" if len(bad) > NAMED else ""
     what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
@@ -83,12 +86,13 @@ class Files(Source):
             return [one(name, content) for name, content in part]
 
         listing = iter(self._listing())
-        parts = iter(lambda: list(islice(listing, TOGETHER)), [])
+        together = TOGETHER if fit.size is not None else 1  # at full size, few: a photo takes a hundred megabytes
+        parts = iter(lambda: list(islice(listing, together)), [])
         workers = os.cpu_count() or 1
         with ThreadPoolExecutor(workers) as pool:
             waiting: deque[Future[list[Item]]] = deque()
             try:
-                for part in islice(parts, 2 * workers):
+                for part in islice(parts, workers + 2):
                     waiting.append(pool.submit(work, part))
                 while waiting:
                     yield from waiting.popleft().result()
@@ -149,12 +153,14 @@ def to_memory(source: Source, fit: Fit, skip_bad: bool = False, watch: Watch = q
         count += 1
     if count == 0:
         raise UserError(f"'{source.name}' holds no images.")
-    return Memory(torch.from_numpy(pixels[:count]))
+    kept = pixels[:count]
+    return Memory(torch.from_numpy(kept if count > 0.75 * len(pixels) else kept.copy()))
 
 
 def _too_many(source: Source, fit: Fit, needed: int, room: int) -> str:
+    what = shlex.quote(source.name) if Path(source.name).exists() else "NAME"
     how = f"--size {fit.size} --channels {fit.channels} --crop {fit.crop} --resize {fit.resize}"
     return (
         f"'{source.name}' takes {in_words(needed)} or more in memory and {in_words(room)} are to spare: pack it "
-        f"with 'dualmcmc data pack {source.name} {how} --out FILE.pack' and use data.path=FILE.pack."
+        f"with 'dualmcmc data pack {what} {how} --out FILE.pack' and use data.path=FILE.pack."
     )

@@ -20,7 +20,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def checksum(self) -> str:
-        """Of all pixels in their order: SHA-256, in hexadecimal."""
+        """Of all pixels and their order, in hexadecimal; the same wherever the images lie."""
 
     @abstractmethod
     def read(self, indices: np.ndarray, out: np.ndarray) -> None:
@@ -37,6 +37,8 @@ class Store(ABC):
     def take(self, indices: np.ndarray | Tensor | Sequence[int]) -> Tensor:
         """Images number `indices`, (len(indices), C, H, W) bytes."""
         wanted = np.asarray(indices, dtype=np.int64)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise IndexError(f"images {wanted.min()} to {wanted.max()} of {len(self)}")
         out = np.empty((len(wanted), *self.shape[1:]), np.uint8)
         self.read(wanted, out)
         return torch.from_numpy(out)

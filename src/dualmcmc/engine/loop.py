@@ -90,6 +90,8 @@ def train(
         sizes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         kept = "in its memory" if feed.resident else f"streamed ({in_words(images.train.nbytes)})"
         reporter.say(f"{len(images.train):,} images on {describe(device)}, {kept}; parameters: {sizes}")
+        for note in images.notes:
+            reporter.say(note)
         if not same_noise:
             reporter.say("the run moved to another kind of device: its noise starts anew, all else goes on")
         loop = _Loop(config, state, feed, len(images.train), folder, journal, reporter)

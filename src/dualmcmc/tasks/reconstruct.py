@@ -31,17 +31,21 @@ class Reconstruction:
     steps: int
 
 
-def images_for(run: Run, path: Path | None, crop: Crop | None = None) -> tuple[Store, str, dict[str, Any]]:
+def images_for(
+    run: Run, path: Path | None, crop: Crop | None = None, skip_bad: bool = False
+) -> tuple[Store, str, dict[str, Any]]:
     """A user's images at `path`, brought to the run's size, or the run's own held-out ones.
 
     Also what they are, in words and for the record. `crop`: another than the run's, for images at `path`.
     """
     cfg = run.config.data
     if path is None:
-        images = data.load(cfg)
-        return *images.held_out(), data.describe(cfg, images)
+        own = data.load(cfg)
+        return *own.held_out(), data.describe(cfg, own)
     fit = replace(Fit.of(cfg), crop=crop or cfg.crop)
-    return data.open_images(path, fit), f"images of {path}", {"path": str(path), **vars(fit)}
+    notes: list[str] = []
+    images = data.open_images(path, fit, skip_bad, notes=notes)
+    return images, f"images of {path}", {"path": str(path), **vars(fit), "notes": notes}
 
 
 def reconstruct(run: Run, images: Store, steps: int | None = None, keep: int = 64) -> Reconstruction:
