@@ -281,6 +281,9 @@ def test_a_full_disk_is_said_and_the_part_kept(server, small, cache, tmp_path, m
         def __exit__(self, *words):
             self.file.close()
 
+        def truncate(self, size):
+            self.file.truncate(size)
+
         def write(self, chunk):
             self.file.write(chunk[:50])
             raise OSError(28, "No space left on device")

@@ -72,11 +72,10 @@ def _attempt(url: str, part: Path, watch: Watch) -> None:
         total = have + int(length) if length is not None else None
         with watch(f"downloading {part.name.removesuffix(PART)}", total, "bytes") as advance:
             advance(have)
-            with _disk(part), open(part, "r+b" if goes_on else "wb", buffering=0) as file:
+            with _disk(part), open(part, "ab") as file:
                 file.truncate(have)
-                file.seek(have)
             while chunk := answer.read(CHUNK):
-                with _disk(part), open(part, "ab", buffering=0) as file:
+                with _disk(part), open(part, "ab") as file:  # opened anew: only its errors are the disk's
                     file.write(chunk)
                 have += len(chunk)
                 advance(len(chunk))

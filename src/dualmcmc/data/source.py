@@ -31,6 +31,7 @@ class Source(ABC):
 
     name: str  # for messages
     count: int | None = None  # None: known only at the end
+    skipped: Sequence[str] = ()  # what the last run through left out
 
     @abstractmethod
     def items(self, fit: Fit) -> Iterator[Item]:
@@ -54,8 +55,6 @@ class Source(ABC):
         self.skipped = bad
         if bad and not good:
             raise UserError(f"{bad_list(bad)} Nothing is left.")
-
-    skipped: Sequence[str] = ()  # what the last run through left out
 
 
 def bad_list(bad: Sequence[str]) -> str:
@@ -111,10 +110,7 @@ class Arrays(Source):
 
     def items(self, fit: Fit) -> Iterator[Item]:  # noqa: D102
         for index, pixels in enumerate(self._load()):
-            try:
-                yield f"{self.name}[{index}]", fit_pixels(pixels, fit)
-            except BadImage as error:
-                yield f"{self.name}[{index}]", error
+            yield _fitted(f"{self.name}[{index}]", pixels, fit)
 
 
 class Stored(Source):
@@ -127,10 +123,14 @@ class Stored(Source):
         for start in range(0, len(self.store), 256):
             part = self.store.take(np.arange(start, min(start + 256, len(self.store))))
             for index, pixels in enumerate(part.permute(0, 2, 3, 1).numpy(), start):
-                try:
-                    yield f"{self.name}[{index}]", fit_pixels(pixels, fit)
-                except BadImage as error:
-                    yield f"{self.name}[{index}]", error
+                yield _fitted(f"{self.name}[{index}]", pixels, fit)
+
+
+def _fitted(name: str, pixels: np.ndarray, fit: Fit) -> Item:
+    try:
+        return name, fit_pixels(pixels, fit)
+    except BadImage as error:
+        return name, error
 
 
 def to_memory(source: Source, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Memory:
