@@ -187,6 +187,7 @@ def test_bad_files_are_left_out_only_when_told_to(call, tmp_path):
         (["data", "check", "MNIST"], ["'mnist'"]),
         (["data", "check", "file.txt", "--path", "."], ["--path is for named sets"]),
         (["data", "check", "."], ["would lie among the images"]),
+        (["data", "check", "mnist", "--cache", "..", "--sheet", "../mnist/a.png"], ["--sheet"]),
         (["data", "pack", "digits", "--size", "8", "--path", "file.txt"], ["--out"]),
         (["train", "digits", "data.source=mnsit"], ["'mnist'"]),
         (["data", "check", "mnits"], ["'mnist'"]),

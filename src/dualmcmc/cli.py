@@ -229,7 +229,8 @@ def reconstruct(
     else:
         print(f"{len(pixels)} {what}: original, inference, inference + {result.steps} steps: {target}")
         print(f"MSE in [-1, 1]: {result.mse_inference:.4g} inference alone, {result.mse_revised:.4g} after the z-chain")
-        print(f"cropped ({origin['crop']}) and resized ({origin['resize']}) where they had another size")
+        if images is not None:
+            print(f"cropped ({origin['crop']}) and resized ({origin['resize']}) where they had another size")
 
 
 @app.command()

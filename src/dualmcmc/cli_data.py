@@ -208,12 +208,14 @@ def check_set(
     name, place = _which(which, path)
     target = sheet or Path(f"{Path(which).resolve().name.split('.')[0] or 'images'}-sheet.png")
     check_target(target, ".png", option="--sheet")
-    if place is not None and place.is_dir() and target.resolve().is_relative_to(place.resolve()):
-        raise UserError(f"the contact sheet '{target}' would lie among the images: choose another --sheet FILE.png.")
     from dualmcmc.data.check import check, missing
+    from dualmcmc.data.opening import folder_of
     from dualmcmc.pictures import save_png, stacked
     from dualmcmc.progress import show
 
+    images = place or folder_of(name)
+    if images.is_dir() and target.resolve().is_relative_to(images.resolve()):
+        raise UserError(f"the contact sheet '{target}' would lie among the images: choose another --sheet FILE.png.")
     reports = check(name, place, show)
     absent = missing(name, reports)
     save_png(stacked(*(report.sheet for report in reports)), target)

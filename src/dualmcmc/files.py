@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import os
@@ -35,8 +34,8 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def sweep(path: Path, certain: bool = False) -> None:
-    """Remove what killed processes left of `path`; `certain`: nobody else can be writing it now."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):
+    """Remove what killed processes left of files like `path`; `certain`: nobody else can be writing there now."""
+    for leftover in path.parent.glob(f".*{path.suffix}.*{TEMPORARY}"):
         with suppress(OSError, ValueError):
             process = int(leftover.name.split(".")[-2])
             idle = time.time() - leftover.stat().st_mtime > 60  # another machine's process cannot be asked

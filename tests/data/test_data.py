@@ -95,7 +95,7 @@ def test_a_file_packed_otherwise_is_refused(folder, tmp_path, changes, words):
         (lambda f: settings(f, split="valid"), "no split 'valid'"),
         (lambda f: settings(f, split="train+trial"), "no split 'trial' there, only train"),
         (lambda f: settings(f, split="train+train"), "twice"),
-        (lambda f: settings(f, split="train+"), "no split ''"),
+        (lambda f: settings(f, split="train+"), "empty part"),
         (lambda f: settings(f, test_path=str(f), holdout=0.1), "choose one"),
         (lambda f: settings(f / "absent"), "nothing at"),
     ],

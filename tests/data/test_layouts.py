@@ -11,7 +11,9 @@ from dualmcmc.config import Data
 from dualmcmc.data import bundle, pack
 from dualmcmc.data.check import check
 from dualmcmc.data.images import Fit, fit_pixels
-from dualmcmc.data.sets import SETS
+from dualmcmc.data.opening import is_complete, open_sources, pack_sources, packed_name
+from dualmcmc.data.sets import SETS, published
+from dualmcmc.data.store import Memory
 from dualmcmc.errors import UserError
 from tests.data import makers
 from tests.data.makers import pixels
@@ -267,8 +269,11 @@ def test_a_packed_file_of_another_set_is_refused(cache, tmp_path):
 
 def test_a_set_that_is_here_in_part_says_so(cache):
     makers.mnist(cache / "mnist", pixels(6, 28, 1), pixels(3, 28, 1))
-    notes = data.load(Data(source="mnist", size=28, channels=1)).notes
+    cfg = Data(source="mnist", size=28, channels=1)
+    notes = data.load(cfg).notes
     assert notes == ("mnist: 6 of 60,000 train images are here", "mnist: 3 of 10,000 test images are here")
+    (cache / "mnist" / "t10k-images-idx3-ubyte").unlink()
+    assert "mnist: its test split is not here" in data.load(cfg).notes
 
 
 def test_the_fetched_set_counts_before_one_packed_by_hand(cache):
@@ -297,6 +302,74 @@ def test_a_set_with_bad_files_is_packed_once(cache):
     written = next(folder.glob("*.pack")).stat().st_mtime_ns
     assert len(data.load(cfg).train) == 4
     assert next(folder.glob("*.pack")).stat().st_mtime_ns == written
+
+
+def test_what_was_left_out_is_refused_again_unless_it_may_be_left_out(cache):
+    folder = makers.celeba(cache / "celeba")
+    (folder / "img_align_celeba" / "000001.jpg").write_bytes(b"")
+    for skip_bad in (False, True, False, True):
+        cfg = Data(source="celeba", size=64, skip_bad=skip_bad)
+        if skip_bad:
+            assert any("left out" in note and "000001.jpg" in note for note in data.load(cfg).notes)
+        else:
+            with pytest.raises(UserError, match=r"000001\.jpg"):
+                data.load(cfg)
+
+
+def test_files_that_changed_are_packed_again(cache):
+    folder = makers.celeba(cache / "celeba", 6)
+    cfg = Data(source="celeba", size=64)
+    before = data.load(cfg).train.checksum
+    makers.image_folder(folder / "img_align_celeba", pixels(6, (218, 178), seed=3), "jpg")
+    assert data.load(cfg).train.checksum != before
+    (folder / "list_eval_partition.txt").write_text("".join(f"{i:06d}.jpg {i // 3}\n" for i in range(6)))
+    assert (len(data.load(cfg).train), data.load(cfg).test) == (3, None)
+
+
+def test_a_stray_picture_does_not_replace_a_packed_set(cache):
+    for name, make in (
+        ("celeba", lambda f: makers.celeba(f, 6) / "img_align_celeba"),
+        ("celebahq256", lambda f: makers.image_folder(f / "images", pixels(6, 64))),
+    ):
+        images = make(cache / name)
+        cfg = Data(source=name, size=64)
+        count = len(data.load(cfg).train)
+        shutil.rmtree(images)
+        (cache / name / "sheet.png").write_bytes(makers.encoded(pixels(1, 80)[0]))
+        assert len(data.load(cfg).train) == count > 1
+
+
+def test_all_of_celeba_without_its_partition_is_complete():
+    assert published("celeba", ["train"]) == {"train": 202_599}
+    assert published("celeba", ["train", "valid", "test"])["train"] == 162_770
+    assert published("folder", ["train"]) == {}
+    whole = {"train": range(202_599)}
+    assert is_complete("celeba", whole)
+    assert not is_complete("celeba", {"train": range(162_770)})
+    assert is_complete("svhn", {"train": range(73_257), "test": range(26_032)})
+
+
+def test_a_damaged_packed_set_is_not_trained_on(cache):
+    path = cache / "cifar10" / "cifar10.pack"
+    path.parent.mkdir()
+    images = pixels(5).transpose(0, 3, 1, 2)
+    pack.write(path, {"train": images, "test": images}, (3, 32, 32), {"crop": None, "name": "cifar10"})
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match="is damaged"):
+        load(source="cifar10")
+
+
+def test_another_size_can_be_packed_once_and_for_all(cache):
+    path = cache / "cifar10" / "cifar10.pack"
+    path.parent.mkdir()
+    images = pixels(5).transpose(0, 3, 1, 2)
+    pack.write(path, {"train": images, "test": images}, (3, 32, 32), {"crop": None, "name": "cifar10"})
+    assert isinstance(data.load(Data(source="cifar10", size=64)).train, Memory)
+    made = path.parent / packed_name("cifar10", Fit(64, 3))
+    pack_sources(open_sources("cifar10", None), made, Fit(64, 3), {"name": "cifar10"})
+    assert data.load(Data(source="cifar10", size=64)).train.path == made
 
 
 def test_a_crop_that_cannot_be_is_refused_for_arrays_and_packs_too(cache, tmp_path):

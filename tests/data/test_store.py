@@ -86,12 +86,13 @@ def test_a_changed_pixel_is_found_out(packed):
 
 def test_what_killed_processes_left_is_swept_away(tmp_path):
     leftover, busy = tmp_path / ".a.pack.999999999.tmp", tmp_path / f".a.pack.{os.getpid()}.tmp"
-    for file in (leftover, busy, tmp_path / ".b.pack.999999999.tmp"):
+    for file in (leftover, busy, tmp_path / ".b.pack.999999999.tmp", tmp_path / ".b.npz.999999999.tmp"):
         file.write_bytes(b"half")
         os.utime(file, (0, 0))
     pack.write(tmp_path / "a.pack", {"train": IMAGES}, (3, 8, 8), {})
     assert not leftover.exists()
-    assert (tmp_path / ".b.pack.999999999.tmp").exists()
+    assert not (tmp_path / ".b.pack.999999999.tmp").exists()
+    assert (tmp_path / ".b.npz.999999999.tmp").exists()  # not ours to remove
 
 
 def test_a_packed_file_is_a_safetensors_file(packed):

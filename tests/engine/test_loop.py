@@ -303,3 +303,28 @@ def test_mirroring_is_off_unless_asked_for(tmp_path):
     plain, off, on = (load_file(RunFolder(tmp_path / name).snapshot) for name in ("plain", "off", "on"))
     assert_same(plain, off)
     assert any(not torch.equal(value, on[name]) for name, value in plain.items())
+
+
+def test_a_run_finds_its_images_from_any_folder(tmp_path, monkeypatch):
+    np.savez(tmp_path / "a.npz", np.zeros((20, 8, 8), np.uint8))
+    monkeypatch.chdir(tmp_path)
+    train(tiny("data.source=folder", "data.path=a.npz", "data.holdout=0.2"), tmp_path / "run", CPU, max_images=32)
+    monkeypatch.chdir("/")
+    assert train(resumed_config(tmp_path / "run", []), tmp_path / "run", CPU, resume=True).why == "finished"
+
+
+def test_what_was_left_out_is_said_and_logged(tmp_path):
+    from tests.data.makers import image_folder, pixels
+
+    folder = image_folder(tmp_path / "photos", pixels(20, 8, 1))
+    (folder / "000003.png").write_bytes(b"")
+    said = []
+
+    class Listener(Reporter):
+        def say(self, text):
+            said.append(text)
+
+    config = tiny("data.source=folder", f"data.path={folder}", "data.skip_bad=true", "train.images=32")
+    train(config, tmp_path / "run", CPU, reporter=Listener())
+    assert any("000003.png" in line for line in said)
+    assert "000003.png" in read(RunFolder(tmp_path / "run").log)[0]["data"]["notes"][0]

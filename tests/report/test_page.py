@@ -47,6 +47,7 @@ def test_a_run_whose_data_are_gone(finished_run, tmp_path):
     checkpoint.save(run / "snapshot.safetensors", tensors, info)
     path, numbers = write_report(RunFolder(run), "cpu")
     assert "gone.zip" in numbers["measured_on"]
+    assert (numbers["data"]["source"], numbers["data"]["images"]) == ("digits", 1438)  # from the log
     page = Reader()
     page.feed(path.read_text())
     assert "MCMC revision on x" in page.headings

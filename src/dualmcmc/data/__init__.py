@@ -34,8 +34,8 @@ def load(cfg: Data, watch: Watch = quiet) -> Images:
     """The images a config asks for."""
     fit, path = Fit.of(cfg), None if cfg.path is None else Path(cfg.path).expanduser()
     names = cfg.split.split("+")
-    if len(set(names)) < len(names):
-        raise UserError(f"data.split={cfg.split} names a split twice.")
+    if "" in names or len(set(names)) < len(names):
+        raise UserError(f"data.split={cfg.split} has an empty part or the same one twice: write train, or train+extra.")
     notes: list[str] = []
     found = open_stores(cfg.source, path, [*names, "test"], fit, cfg.skip_bad, watch, notes)
     for name in names:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dualmcmc.data import pack
 from dualmcmc.data.images import BadImage, Fit, as_rgb, fit_pixels
 from dualmcmc.data.opening import open_sources
-from dualmcmc.data.sets import SETS, ImageSet
+from dualmcmc.data.sets import SETS, ImageSet, published
 from dualmcmc.data.source import Source, Stored
 from dualmcmc.data.tally import Tally
 from dualmcmc.errors import UserError
@@ -61,7 +61,9 @@ def check(name: str, path: Path | None = None, watch: Watch = quiet) -> list[Spl
     """Look through every split of a named set, or of images at `path` (name folder)."""
     seen: dict[bytes, str] = {}
     chosen = SETS.get(name)
-    reports = [_look(split, source, chosen, seen, watch) for split, source in open_sources(name, path).items()]
+    sources = open_sources(name, path)
+    counts = published(name, sources)
+    reports = [_look(split, source, counts.get(split), chosen, seen, watch) for split, source in sources.items()]
     if not any(report.images or report.bad for report in reports):
         raise UserError(f"'{path or name}' holds no images.")
     return reports
@@ -69,11 +71,13 @@ def check(name: str, path: Path | None = None, watch: Watch = quiet) -> list[Spl
 
 def missing(name: str, reports: list[SplitReport]) -> list[str]:
     """Splits of a named set that are not there (SVHN's extra one need not be)."""
-    published = SETS[name].splits if name in SETS else {}
-    return [split for split in published if split != "extra" and split not in {report.split for report in reports}]
+    found = {report.split for report in reports}
+    return [split for split in published(name, found) if split != "extra" and split not in found]
 
 
-def _look(split: str, source: Source, chosen: ImageSet | None, seen: dict[bytes, str], watch: Watch) -> SplitReport:
+def _look(
+    split: str, source: Source, count: int | None, chosen: ImageSet | None, seen: dict[bytes, str], watch: Watch
+) -> SplitReport:
     tally, sizes = Tally(), Counter[str]()
     bad: list[str] = []
     pairs: list[str] = []
@@ -107,7 +111,7 @@ def _look(split: str, source: Source, chosen: ImageSet | None, seen: dict[bytes,
     return SplitReport(
         split=split,
         images=len(tally.digests),
-        published=chosen.splits.get(split) if chosen else None,
+        published=count,
         sizes=dict(sizes.most_common()),
         channels=1 if grey else 3,
         mean=mean,

@@ -20,7 +20,10 @@ from dualmcmc.data.images import BadImage
 from dualmcmc.data.source import Arrays, Files, Source
 from dualmcmc.errors import UserError, first_line
 
-ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+ENDINGS = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".webp", ".avif"),
+    *(".bmp", ".gif", ".tga", ".tif", ".tiff", ".ppm", ".pgm"),
+}
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 MOST_BYTES = 1 << 28  # of one encoded image
 KINDS = "a folder, zip, tar, LMDB, parquet, npz, packed file or image"

@@ -11,6 +11,7 @@ from dualmcmc.data.source import Source
 from dualmcmc.errors import UserError
 
 IMAGES = ("img_align_celeba.zip", "img_align_celeba")
+NUMBERED = "[0-9]" * 6 + ".*"  # 000001.jpg
 PARTITION = "list_eval_partition.txt"
 SPLITS = ("train", "valid", "test")  # 0, 1 and 2 in the partition file
 
@@ -18,6 +19,8 @@ SPLITS = ("train", "valid", "test")  # 0, 1 and 2 in the partition file
 def read_celeba(path: Path) -> dict[str, Source]:
     """img_align_celeba (folder or zip) split by list_eval_partition.txt; without that file all is `train`."""
     images = next((path / name for name in IMAGES if (path / name).exists()), path)
+    if images.is_dir() and not any(images.rglob(NUMBERED)):  # other pictures may lie there
+        return {}
     beside = [folder / PARTITION for folder in (path, path / "Eval", images.parent)]
     partition = next((file for file in beside if file.is_file()), None)
     if partition is None:

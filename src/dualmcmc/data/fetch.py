@@ -47,7 +47,7 @@ def is_here(name: str) -> str:
     try:
         packs = [pack.read(path)[0] for path in folder.glob(f"{name}*{pack.ENDING}")]
         if packs:
-            return "packed" if any(is_complete(chosen, splits) for splits in packs) else "in part"
+            return "packed" if any(is_complete(name, splits) for splits in packs) else "in part"
         return "official files" if folder.exists() and chosen.read(folder) else "no"
     except UserError:
         return "damaged"

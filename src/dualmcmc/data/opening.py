@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 
 from dualmcmc.data import pack
 from dualmcmc.data.cache import cache_folder
-from dualmcmc.data.containers import open_source
+from dualmcmc.data.containers import open_source, walk
 from dualmcmc.data.images import Fit
-from dualmcmc.data.sets import SETS, ImageSet, find_set
+from dualmcmc.data.sets import SETS, ImageSet, find_set, published
 from dualmcmc.data.source import Source, Stored, bad_list, to_memory
 from dualmcmc.data.store import Store
 from dualmcmc.errors import UserError
 from dualmcmc.files import make_folder
 from dualmcmc.progress import Watch, quiet
+
+VERIFIED = 4 << 30  # bytes of a split up to which its pixels are compared with their checksum at each start
 
 
 def folder_of(name: str) -> Path:
@@ -74,9 +77,10 @@ def _how_to_get(chosen: ImageSet) -> str:
     return f"'dualmcmc data fetch {chosen.name}' {what}; if it lies elsewhere, say where (data.path=..., or --path)."
 
 
-def is_complete(chosen: ImageSet, splits: Mapping[str, Sized]) -> bool:
+def is_complete(name: str, splits: Mapping[str, Sized]) -> bool:
     """Whether a set has as many images as were published; SVHN's extra ones need not be there."""
-    return all(len(splits.get(split, ())) == count for split, count in chosen.splits.items() if split != "extra")
+    counts = published(name, splits)
+    return all(len(splits.get(split, ())) == count for split, count in counts.items() if split != "extra")
 
 
 def open_stores(
@@ -94,10 +98,14 @@ def open_stores(
     """
     notes = notes if notes is not None else []
     found = _stores(name, path, wanted, fit, skip_bad, watch, notes)
-    published = SETS[name].splits if name in SETS else {}
+    counts = published(name, found)
     for split, store in found.items():
-        if len(store) != published.get(split, len(store)):
-            notes.append(f"{name}: {len(store):,} of {published[split]:,} {split} images are here")
+        if len(store) != counts.get(split, len(store)):
+            notes.append(f"{name}: {len(store):,} of {counts[split]:,} {split} images are here")
+        if isinstance(store, pack.Packed) and store.nbytes <= VERIFIED and not store.is_intact():
+            raise UserError(f"'{store.path}' is damaged: its pixels are not those packed. Fetch or pack it again.")
+    if "test" in counts and "test" not in found:
+        notes.append(f"{name}: its test split is not here")
     return found
 
 
@@ -105,44 +113,59 @@ def _stores(
     name: str, path: Path | None, wanted: Sequence[str], fit: Fit, skip_bad: bool, watch: Watch, notes: list[str]
 ) -> dict[str, Store]:
     if path is not None and pack.is_pack(path):
-        return _fitting(path, name, fit, wanted, watch)
+        return _fitting(path, name, fit, wanted, watch, notes)
     if name in SETS:
         where = path or folder_of(name)
         made, whole = where / packed_name(name, fit), where / f"{name}{pack.ENDING}"
         if whole.exists() and set(wanted) <= set(pack.read(whole)[0]):
-            return _fitting(whole, name, fit, wanted, watch)
-        if made.exists() and _is_whole(SETS[name], made):
-            return _fitting(made, name, fit, wanted, watch)
+            own_size = fit.size == SETS[name].size
+            return _fitting(whole if own_size or not made.exists() else made, name, fit, wanted, watch, notes)
+        if made.exists() and _is_current(SETS[name], made, skip_bad):
+            return _fitting(made, name, fit, wanted, watch, notes)
         if path is None and SETS[name].by_hand and os.access(where, os.W_OK):
-            sources = open_sources(name, None)
-            pack_sources(sources, made, fit, {"name": name}, skip_bad, watch)
-            _note_skipped(sources, notes)
-            return _fitting(made, name, fit, wanted, watch)
+            info = {"name": name, "stamp": _stamp(where)}
+            pack_sources(open_sources(name, None), made, fit, info, skip_bad, watch)
+            return _fitting(made, name, fit, wanted, watch, notes)
     sources = {split: source for split, source in open_sources(name, path).items() if split in wanted}
-    stores: dict[str, Store] = {
-        split: to_memory(source, fit, skip_bad, watch) for split, source in sources.items() if split in wanted
-    }
-    _note_skipped(sources, notes)
+    stores: dict[str, Store] = {}
+    for split, source in sources.items():
+        stores[split] = to_memory(source, fit, skip_bad, watch)
+        if source.skipped:
+            notes.append(f"left out: {bad_list(source.skipped)}")
     return stores
 
 
-def _note_skipped(sources: Mapping[str, Source], notes: list[str]) -> None:
-    notes.extend(f"left out: {bad_list(source.skipped)}" for source in sources.values() if source.skipped)
-
-
-def _is_whole(chosen: ImageSet, path: Path) -> bool:
-    """Whether a packed set has all that there is: as many images as published, or as the files beside it."""
+def _is_current(chosen: ImageSet, path: Path, skip_bad: bool) -> bool:
+    """Whether a set that was packed need not be packed again: it is complete, or its files are as they were."""
     splits, info = pack.read(path)
-    if is_complete(chosen, splits):
+    if is_complete(chosen.name, splits):
         return True
-    held = {split: len(store) + info.get("skipped", {}).get(split, 0) for split, store in splits.items()}
-    return all(source.count in (None, held.get(split)) for split, source in chosen.read(path.parent).items())
+    here = chosen.read(path.parent)
+    if here and info.get("stamp") == _stamp(path.parent):
+        return skip_bad or not info.get("left_out")  # what was left out then is refused now
+    # Where most of the files were deleted, what is packed is more than what is left.
+    return all((source.count or 0) < len(splits.get(split, ())) for split, source in here.items())
 
 
-def _fitting(path: Path, name: str, fit: Fit, wanted: Sequence[str], watch: Watch) -> dict[str, Store]:
+def _stamp(folder: Path) -> str:
+    """Changes when a file of a set is added, removed or changed."""
+    digest = hashlib.sha256()
+    for file in sorted(walk(folder)):
+        if file.suffix != pack.ENDING and not file.name.startswith(".") and file.is_file():
+            status = file.stat()
+            digest.update(f"{file.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _fitting(
+    path: Path, name: str, fit: Fit, wanted: Sequence[str], watch: Watch, notes: list[str]
+) -> dict[str, Store]:
     """The splits of a packed file that must be of a size and crop, or of a set's own size."""
     splits, info = _read_pack(path, name)
     chosen = {split: store for split, store in splits.items() if split in wanted}
+    notes.extend(
+        f"left out when it was packed: {text}" for key, text in info.get("left_out", {}).items() if key in chosen
+    )
     if info.get("crop") is None:  # as published: nothing was cut, so another size can still be made
         return {split: _refitted(path, split, store, fit, watch) for split, store in chosen.items()}
     for store in splits.values():
@@ -178,8 +201,8 @@ def pack_sources(
     streams = {split: source.images(fit, skip_bad, watch) for split, source in sources.items()}
 
     def note() -> dict[str, Any]:  # when all have been through
-        skipped = {split: len(source.skipped) for split, source in sources.items()}
-        return {**info, "crop": fit.crop, "resize": fit.resize, "skipped": skipped}
+        left_out = {split: bad_list(source.skipped)[:2000] for split, source in sources.items() if source.skipped}
+        return {**info, "crop": fit.crop, "resize": fit.resize, "left_out": left_out}
 
     made = pack.write(out, streams, (fit.channels, fit.size, fit.size), note)
     return {split: {**entry, "skipped": list(sources[split].skipped)} for split, entry in made.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -220,6 +220,14 @@ SETS = {
         ),
     )
 }
+
+
+def published(name: str, splits: Iterable[str]) -> Mapping[str, int]:
+    """How many images each split of a set should have. CelebA without its partition file is all `train`."""
+    if name not in SETS:
+        return {}
+    counts = SETS[name].splits
+    return {"train": sum(counts.values())} if name == "celeba" and set(splits) == {"train"} else counts
 
 
 def find_set(name: str) -> ImageSet:

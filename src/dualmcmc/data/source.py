@@ -50,7 +50,7 @@ class Source(ABC):
                     good += 1
                     yield pixels.transpose(2, 0, 1)
         if bad and not skip_bad:
-            advice = "Mend or remove them, or leave them out with --skip-bad (in training: data.skip_bad=true)."
+            advice = "Mend or remove them, or leave them out: data.skip_bad=true in training, --skip-bad elsewhere."
             raise UserError(f"{bad_list(bad)} {advice}")
         self.skipped = bad
         if bad and not good:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from dualmcmc import data, rng, settings
-from dualmcmc.config import Config
+from dualmcmc.config import Config, Data
 from dualmcmc.data.feed import Feed
 from dualmcmc.data.machine import in_words
 from dualmcmc.engine import guard
@@ -59,6 +59,7 @@ def train(
     With `resume`, go on from the newest saved state, exactly where it was.
     """
     reporter = reporter or Reporter()
+    config = replace(config, data=_from_anywhere(config.data))
     folder, device = RunFolder(Path(out)), pick(str(device))
     if not resume and folder.holds_a_run():
         raise UserError(f"'{out}' already holds a run: add --resume to go on with it, or choose another --out.")
@@ -102,6 +103,15 @@ def train(
             journal.close()
             reporter.stop()
     return Outcome(folder.root, state.images, state.iteration, state.seconds, why, counts, loop.last)
+
+
+def _from_anywhere(cfg: Data) -> Data:
+    """Full paths, so that a run finds its images whatever folder it is resumed from."""
+
+    def full(path: str | None) -> str | None:
+        return path and str(Path(path).expanduser().absolute())
+
+    return replace(cfg, path=full(cfg.path), test_path=full(cfg.test_path))
 
 
 def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -> Config:

@@ -50,6 +50,9 @@ def write_report(
         images = data.load(run.config.data)
     except UserError as error:
         numbers["measured_on"] = f"no images: {error}"
+        begun = [entry["data"] for entry in journal.read(folder.log) if isinstance(entry.get("data"), dict)]
+        if begun:
+            numbers["data"] = begun[-1]  # as it was noted when the run began
     if images is not None:
         numbers |= summarise(run, images)
     page = _page(folder, run, images, numbers)
