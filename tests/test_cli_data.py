@@ -156,6 +156,10 @@ def test_packing_a_named_set_where_training_finds_it(call, cache):
     answer = call("data", "pack", "celeba", "--size", 64, "--crop", "celeba140", "--json")
     assert answer.code == 0, answer
     assert answer.json["splits"]["train"]["images"] == 5
+    made = cache / "celeba" / "celeba-64-celeba140-lanczos.pack"
+    written = made.stat().st_mtime_ns
+    data.load(settings.load_config("celeba64").data)
+    assert made.stat().st_mtime_ns == written  # not packed again
     for file in (cache / "celeba" / "img_align_celeba").iterdir():
         file.unlink()
     config = settings.load_config("celeba64")

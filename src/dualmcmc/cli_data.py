@@ -290,7 +290,7 @@ def pack_set(
     if out is None and place is not None:
         raise UserError("--out is missing: say where to write, --out FILE.pack.")
     from dualmcmc.data.images import Fit
-    from dualmcmc.data.opening import folder_of, open_sources, pack_sources, packed_name
+    from dualmcmc.data.opening import folder_of, open_sources, pack_sources, packed_name, stamp
     from dualmcmc.data.sets import SETS
     from dualmcmc.progress import show
 
@@ -298,7 +298,10 @@ def pack_set(
     fit = Fit(size, channels, checked_crop(crop), cast(Resize, _one_of("--resize", resize, RESIZE_NAMES)))
     target = folder_of(name) / packed_name(name, fit) if out is None else check_target(out, ".pack")
     sources = open_sources(name, place)
-    made = pack_sources(sources, target, fit, {"name": which if name == "folder" else name}, skip_bad, show)
+    info = {"name": which if name == "folder" else name}
+    if place is None and folder_of(name).exists():
+        info["stamp"] = stamp(folder_of(name))
+    made = pack_sources(sources, target, fit, info, skip_bad, show)
     megabytes = target.stat().st_size / 1e6
     if as_json:
         print_json({"file": str(target), "megabytes": megabytes, "crop": crop, "resize": resize, "splits": made})

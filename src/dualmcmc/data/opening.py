@@ -123,7 +123,7 @@ def _stores(
         if made.exists() and _is_current(SETS[name], made, skip_bad):
             return _fitting(made, name, fit, wanted, watch, notes)
         if path is None and SETS[name].by_hand and os.access(where, os.W_OK):
-            info = {"name": name, "stamp": _stamp(where)}
+            info = {"name": name, "stamp": stamp(where)}
             pack_sources(open_sources(name, None), made, fit, info, skip_bad, watch)
             return _fitting(made, name, fit, wanted, watch, notes)
     sources = {split: source for split, source in open_sources(name, path).items() if split in wanted}
@@ -141,13 +141,13 @@ def _is_current(chosen: ImageSet, path: Path, skip_bad: bool) -> bool:
     if is_complete(chosen.name, splits):
         return True
     here = chosen.read(path.parent)
-    if here and info.get("stamp") == _stamp(path.parent):
+    if here and info.get("stamp") == stamp(path.parent):
         return skip_bad or not info.get("left_out")  # what was left out then is refused now
     # Where most of the files were deleted, what is packed is more than what is left.
     return all((source.count or 0) < len(splits.get(split, ())) for split, source in here.items())
 
 
-def _stamp(folder: Path) -> str:
+def stamp(folder: Path) -> str:
     """Changes when a file of a set is added, removed or changed."""
     digest = hashlib.sha256()
     for file in sorted(walk(folder)):
