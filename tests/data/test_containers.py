@@ -260,6 +260,14 @@ def test_what_does_not_fit_into_memory_is_refused_with_the_way_out(tmp_path, mon
         assert "--size 16" in str(error.value)
 
 
+def test_an_npz_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", np.zeros((1000, 32, 32, 3), np.uint8))
+    assert (tmp_path / "a.npz").stat().st_size < 100_000
+    monkeypatch.setattr(containers, "available_memory", lambda: 1_000_000)
+    with pytest.raises(UserError, match=r"unpacks to 3\.07 MB"):
+        read(tmp_path / "a.npz")
+
+
 def test_a_tar_longer_than_expected_grows(tmp_path, monkeypatch):
     monkeypatch.setattr("dualmcmc.data.source.START", 2)
     images = open_images(as_tar(tmp_path / "a.tar", ""), FIT).tensor()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dualmcmc.data.images import BadImage
+from dualmcmc.data.machine import available_memory, in_words
 from dualmcmc.data.source import Arrays, Files, Source
 from dualmcmc.errors import UserError, first_line
 
@@ -246,12 +247,18 @@ def _npz(path: Path) -> np.ndarray:
     if not zipfile.is_zipfile(path):
         raise UserError(f"'{path}' is not an npz file.")
     try:
+        with zipfile.ZipFile(path) as members:
+            largest = max((entry.file_size for entry in members.infolist()), default=0)
+        if largest > available_memory() // 2:
+            raise UserError(f"'{path}' unpacks to {in_words(largest)}, more than fits into memory: use a packed file.")
         with np.load(path, allow_pickle=False) as archive:
             names = sorted(archive.files, key=lambda name: name not in ("images", "x", "arr_0"))
             if not names:
                 raise UserError(f"'{path}' holds no array.")
-            arrays = ((name, archive[name]) for name in names)
-            name, array = next(((n, a) for n, a in arrays if a.ndim in (3, 4)), (names[0], archive[names[0]]))
+            for name in names:
+                array = archive[name]
+                if array.ndim in (3, 4):
+                    break
     except (OSError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if array.dtype != np.uint8:
