@@ -321,7 +321,7 @@ def main() -> None:
     try:
         _run()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _terminate(number: int, frame: Any) -> None:
