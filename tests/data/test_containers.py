@@ -185,7 +185,7 @@ def no_images_in_parquet(path):
         ("broken.npz", lambda p: p.write_bytes(b"PK nonsense"), "is not an npz file"),
         ("array.npz", npy, "is not an npz file"),
         ("damaged.npz", lambda p: damaged(p, "npz"), "cannot read"),
-        ("damaged.zip", lambda p: damaged(p, "zip"), "cannot be read"),
+        ("damaged.zip", lambda p: damaged(p, "zip"), "cannot be used"),
         ("cut.zip", lambda p: damaged(p, "directory"), "cannot read"),
         ("no.zip", lambda p: p.write_bytes(b"no zip"), "not a zip file"),
         ("cut.tar.gz", cut_tar, "cannot read"),
@@ -224,11 +224,20 @@ def test_all_bad_files_are_listed_and_refused_or_left_out(tmp_path):
     with pytest.raises(UserError) as error:
         read(folder)
     message = str(error.value)
-    assert "2 images cannot be read" in message
+    assert "2 images cannot be used" in message
     assert "000002.png' (the file is empty)" in message
     assert "000005.png" in message
     assert "skip_bad" in message
     assert np.array_equal(read(folder, skip_bad=True), IMAGES[[0, 1, 3, 4, 6]])
+
+
+def test_a_reason_that_all_share_is_said_once(tmp_path):
+    folder = image_folder(tmp_path / "a", IMAGES)
+    with pytest.raises(UserError) as error:
+        open_images(folder, Fit(16, 3, "celeba140"))
+    assert str(error.value).count("celeba140 is for CelebA") == 1
+    assert "7 images cannot be used" in str(error.value)
+    assert "and 2 more" in str(error.value)
 
 
 def test_where_nothing_is_left_it_is_said(tmp_path):

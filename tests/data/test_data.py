@@ -118,7 +118,7 @@ def test_bad_files_can_be_left_out(folder):
     images = data.load(settings(folder, skip_bad=True))
     assert len(images.train) == 9
     (note,) = images.notes  # never silently
-    assert "left out: 1 image cannot be read" in note
+    assert "left out: 1 image cannot be used" in note
     assert "000003.png" in note
     assert data.describe(settings(folder, skip_bad=True), images)["notes"] == [note]
 

@@ -70,9 +70,9 @@ def check(name: str, path: Path | None = None, watch: Watch = quiet) -> list[Spl
 
 
 def missing(name: str, reports: list[SplitReport]) -> list[str]:
-    """Splits of a named set that are not there (SVHN's extra one need not be)."""
+    """Splits of a named set that should be there and are not."""
     found = {report.split for report in reports}
-    return [split for split in published(name, found) if split != "extra" and split not in found]
+    return [split for split in published(name, found) if split not in found]
 
 
 def _look(

@@ -48,7 +48,7 @@ class Feed:
     ) -> None:
         if batch % world:
             raise ValueError(f"a batch of {batch} cannot be shared evenly by {world} processes")
-        self.flip = flip
+        self.count, self.flip = len(store), flip
         self.share = batch // world
         self._first = rank * self.share  # of this process, in each batch
         self.resident = place == "device" or (place == "auto" and fits(store, device))

@@ -15,7 +15,7 @@ from dualmcmc.data.download import Unreachable, Wrong, digest, download
 from dualmcmc.data.images import Fit
 from dualmcmc.data.opening import fetched, folder_of, is_complete
 from dualmcmc.data.registries import get_package
-from dualmcmc.data.sets import ImageSet, find_set
+from dualmcmc.data.sets import ImageSet, find_set, published
 from dualmcmc.data.source import Source
 from dualmcmc.data.tally import Tally
 from dualmcmc.errors import CannotWrite, UserError, first_line
@@ -146,7 +146,7 @@ def _check_and_pack(chosen: ImageSet, staging: Path, target: Path, option: str, 
     """Decode what was downloaded, see that it is what was published, and pack it as it is."""
     try:
         splits = chosen.read(staging)
-        wanted = [split for split in chosen.splits if split in splits or split in ("train", "test")]
+        wanted = published(chosen.name, splits)
         if missing := [split for split in wanted if split not in splits]:
             raise Wrong(f"it holds no {' and no '.join(missing)} split")
         assert chosen.size is not None

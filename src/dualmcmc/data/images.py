@@ -71,8 +71,11 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
 def fit_pixels(pixels: np.ndarray, fit: Fit) -> np.ndarray:
     """(H, W, C) bytes brought to `fit`."""
     height, width, channels = pixels.shape
-    uncut = fit.size is None or crop_box(width, height, fit.crop) == (0, 0, fit.size, fit.size)
-    if uncut and (fit.size is None or height == width == fit.size) and fit.channels in (None, channels):
+    same_mode = fit.channels in (None, channels)
+    if fit.size is None and same_mode:
+        return pixels
+    whole = (0, 0, width, height)
+    if width == height == fit.size and same_mode and crop_box(width, height, fit.crop) == whole:
         return pixels
     return _fitted(Image.fromarray(pixels[..., 0] if channels == 1 else pixels), fit)
 

@@ -27,9 +27,9 @@ def folder_of(name: str) -> Path:
     return cache_folder() / name
 
 
-def fetched(name: str) -> Path:
-    """The packed file that fetching a named set makes."""
-    return folder_of(name) / f"{name}{pack.ENDING}"
+def fetched(name: str, folder: Path | None = None) -> Path:
+    """The packed file that fetching a named set makes, in the cache or where it was moved to."""
+    return (folder or folder_of(name)) / f"{name}{pack.ENDING}"
 
 
 def packed_name(name: str, fit: Fit) -> str:
@@ -49,7 +49,7 @@ def open_sources(name: str, path: Path | None) -> dict[str, Source]:
             )
         return {"train": open_source(path)}
     chosen, where = find_set(name), path or folder_of(name)
-    whole = where / f"{name}{pack.ENDING}"
+    whole = fetched(name, where)
     found = _from_pack(whole, name) if whole.exists() else {}
     if name == "digits" or where.exists():
         found = chosen.read(where) | found  # files beside the packed one may have more splits
@@ -78,9 +78,8 @@ def _how_to_get(chosen: ImageSet) -> str:
 
 
 def is_complete(name: str, splits: Mapping[str, Sized]) -> bool:
-    """Whether a set has as many images as were published; SVHN's extra ones need not be there."""
-    counts = published(name, splits)
-    return all(len(splits.get(split, ())) == count for split, count in counts.items() if split != "extra")
+    """Whether a set has as many images as were published."""
+    return all(len(splits.get(split, ())) == count for split, count in published(name, splits).items())
 
 
 def open_stores(
@@ -116,7 +115,7 @@ def _stores(
         return _fitting(path, name, fit, wanted, watch, notes)
     if name in SETS:
         where = path or folder_of(name)
-        made, whole = where / packed_name(name, fit), where / f"{name}{pack.ENDING}"
+        made, whole = where / packed_name(name, fit), fetched(name, where)
         if whole.exists() and set(wanted) <= set(pack.read(whole)[0]):
             own_size = fit.size == SETS[name].size
             return _fitting(whole if own_size or not made.exists() else made, name, fit, wanted, watch, notes)
@@ -205,4 +204,7 @@ def pack_sources(
         return {**info, "crop": fit.crop, "resize": fit.resize, "left_out": left_out}
 
     made = pack.write(out, streams, (fit.channels, fit.size, fit.size), note)
-    return {split: {**entry, "skipped": list(sources[split].skipped)} for split, entry in made.items()}
+    return {
+        split: {**entry, "skipped": [f"{name}: {reason}" for name, reason in sources[split].skipped]}
+        for split, entry in made.items()
+    }

@@ -31,9 +31,8 @@ HEADER = 1 << 16  # bytes kept free for the header, which is written last
 class Packed(Store):
     """One split of a packed file; its memory is that of the images asked for."""
 
-    def __init__(self, path: Path, split: str, shape: tuple[int, int, int, int], start: int, checksum: str) -> None:
-        self.path, self.split, self.shape = path, split, shape
-        self._start, self._checksum = start, checksum
+    def __init__(self, path: Path, shape: tuple[int, int, int, int], start: int, checksum: str) -> None:
+        self.path, self.shape, self._start, self._checksum = path, shape, start, checksum
 
     @cached_property
     def _file(self) -> BinaryIO:
@@ -142,7 +141,7 @@ def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
             if end - begin != count * channels * height * width:
                 raise ValueError("a split whose size is wrong")
             checksum = str(info["splits"][split]["sha256"])
-            splits[split] = Packed(path, split, (count, channels, height, width), 8 + length + begin, checksum)
+            splits[split] = Packed(path, (count, channels, height, width), 8 + length + begin, checksum)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -49,6 +49,8 @@ class ImageSet:
     official: tuple[Address, ...] = ()
     package: Package | None = None
     pins: Mapping[str, str] = field(default_factory=dict)  # split -> checksum of its images in any order
+    optional: tuple[str, ...] = ()  # splits that need not be there
+    undivided: bool = False  # may come whole, as `train`, without the file that says which image is in which split
     by_hand: str | None = None  # what to download, for sets that ask for consent
 
 
@@ -154,6 +156,7 @@ SETS = {
             size=32,
             channels=3,
             splits={"train": 73_257, "test": 26_032, "extra": 531_131},
+            optional=("extra",),
             licence="non-commercial use",
             home="http://ufldl.stanford.edu/housenumbers/",
             megabytes=246,
@@ -172,6 +175,7 @@ SETS = {
             size=None,
             channels=3,
             splits={"train": 162_770, "valid": 19_867, "test": 19_962},
+            undivided=True,
             licence="non-commercial research; ask before use",
             home="http://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
             megabytes=1_440,
@@ -223,11 +227,13 @@ SETS = {
 
 
 def published(name: str, splits: Iterable[str]) -> Mapping[str, int]:
-    """How many images each split of a set should have. CelebA without its partition file is all `train`."""
+    """How many images each split of a set should have, given which splits are there."""
     if name not in SETS:
         return {}
-    counts = SETS[name].splits
-    return {"train": sum(counts.values())} if name == "celeba" and set(splits) == {"train"} else counts
+    chosen, there = SETS[name], set(splits)
+    if chosen.undivided and there == {"train"}:
+        return {"train": sum(chosen.splits.values())}
+    return {split: count for split, count in chosen.splits.items() if split in there or split not in chosen.optional}
 
 
 def find_set(name: str) -> ImageSet:

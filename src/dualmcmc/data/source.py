@@ -21,6 +21,7 @@ from dualmcmc.errors import UserError
 from dualmcmc.progress import Watch, quiet
 
 Item = tuple[str, np.ndarray | BadImage]  # an image's name, and its (H, W, C) bytes or what is wrong with it
+Bad = tuple[str, str]  # an image's name, and what is wrong with it
 NAMED = 5  # bad files named in one message
 TOGETHER = 8  # files decoded by a thread at a time, where they are brought to one size
 START = 4096  # images there is room for at first, where their number is not known
@@ -31,7 +32,7 @@ class Source(ABC):
 
     name: str  # for messages
     count: int | None = None  # None: known only at the end
-    skipped: Sequence[str] = ()  # what the last run through left out
+    skipped: Sequence[Bad] = ()  # what the last run through left out
 
     @abstractmethod
     def items(self, fit: Fit) -> Iterator[Item]:
@@ -39,13 +40,13 @@ class Source(ABC):
 
     def images(self, fit: Fit, skip_bad: bool = False, watch: Watch = quiet) -> Iterator[np.ndarray]:
         """(C, H, W) bytes of every image. Bad ones are refused when all have been seen, or left out."""
-        bad: list[str] = []
+        bad: list[Bad] = []
         good = 0
         with watch(f"reading {self.name}", self.count, "images") as advance:
             for name, pixels in self.items(fit):
                 advance(1)
                 if isinstance(pixels, BadImage):
-                    bad.append(f"'{name}' ({pixels})")
+                    bad.append((name, str(pixels)))
                 elif not bad or skip_bad:
                     good += 1
                     yield pixels.transpose(2, 0, 1)
@@ -57,11 +58,15 @@ class Source(ABC):
             raise UserError(f"{bad_list(bad)} Nothing is left.")
 
 
-def bad_list(bad: Sequence[str]) -> str:
-    """Which images cannot be used, in one sentence."""
+def bad_list(bad: Sequence[Bad]) -> str:
+    """Which images cannot be used, and why, in one sentence; a reason they share is said once."""
     more = f" and {len(bad) - NAMED:,} more" if len(bad) > NAMED else ""
     what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
-    return f"{what} cannot be read: {', '.join(bad[:NAMED])}{more}."
+    if len({reason for _, reason in bad}) == 1:
+        names = ", ".join(f"'{name}'" for name, _ in bad[:NAMED])
+        return f"{what} cannot be used ({bad[0][1]}): {names}{more}."
+    some = ", ".join(f"'{name}' ({reason})" for name, reason in bad[:NAMED])
+    return f"{what} cannot be used: {some}{more}."
 
 
 class Files(Source):

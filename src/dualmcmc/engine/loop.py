@@ -95,7 +95,7 @@ def train(
             reporter.say(note)
         if not same_noise:
             reporter.say("the run moved to another kind of device: its noise starts anew, all else goes on")
-        loop = _Loop(config, state, feed, len(images.train), folder, journal, reporter)
+        loop = _Loop(config, state, feed, folder, journal, reporter)
         try:
             why = loop.run(signals, max_images, max_minutes)
         finally:
@@ -157,12 +157,11 @@ class _Loop:
         config: Config,
         state: TrainState,
         feed: Feed,
-        count: int,
         folder: RunFolder,
         journal: Journal,
         reporter: Reporter,
     ) -> None:
-        self.config, self.state, self.feed, self.count = config, state, feed, count
+        self.config, self.state, self.feed = config, state, feed
         self.folder, self.journal, self.reporter = folder, journal, reporter
         self.window = Window()
         self.last: dict[str, float] = {}
@@ -205,7 +204,7 @@ class _Loop:
     def _iterate(self) -> None:
         """One iteration; waits for nothing."""
         state, batch = self.state, self.config.train.batch
-        state.set_learning_rates(state.images // self.count)
+        state.set_learning_rates(state.images // self.feed.count)
         self._x = from_uint8(self.feed.get(state.images))
         self.window.add(step(state.trio, state.optimizers, self._x, state.rng, self.config.teaching))
         state.iteration += 1
