@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tiny"
     train(tiny(), out, torch.device("cpu"), reporter=Reporter())
     return out
+
+
+@pytest.fixture
+def run_folder(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the trained tiny run that a test may write into."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 @dataclass

@@ -74,7 +74,7 @@ def test_train_sample_reconstruct_report(call, tmp_path):
     assert settings.parse_yaml((out / "config.yaml").read_text(), "")["seed"] == 3
     assert "parameters: energy" in answer.err
     answer = call("sample", out, "-n", 4, "--steps", 2, "--json")
-    assert answer.json["steps"] == 2
+    assert answer.json["numbers"]["steps"] == 2
     assert (out / "sample.png").exists()
     assert call("sample", out, "--no-ema", "--out", tmp_path / "a.npz").code == 0
     answer = call("reconstruct", out, "--json")

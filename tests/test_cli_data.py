@@ -225,7 +225,9 @@ def test_reconstructing_with_another_crop(call, finished_run, tmp_path):
     words = ("reconstruct", finished_run, "--images", tmp_path / "a.png", "--out", target, "--device", "cpu")
     assert call(*words, "--crop", "none", "--json").json["data"]["crop"] == "none"
     assert_refused(call(*words, "--crop", "nine"), "--crop nine")
-    assert_refused(call("reconstruct", finished_run, "--crop", "none", "--out", target), "--crop is for --images")
+    assert_refused(
+        call("reconstruct", finished_run, "--crop", "none", "--out", target), "--crop and --skip-bad are for --images"
+    )
 
 
 def test_the_benchmark_measures_every_path(call, tmp_path):

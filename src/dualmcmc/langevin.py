@@ -60,19 +60,24 @@ def langevin(
     rng: torch.Generator | None,
     trace: Trace | None = None,
     mse: Callable[[Tensor, Tensor], Tensor] | None = None,
+    held: Tensor | None = None,
 ) -> Tensor:
     """`chain.steps` Langevin steps on exp(-potential), all samples of the batch side by side.
 
     state: (B, ...); potential: (B, ...) -> (B,), each entry the potential of its own sample (a network
     that uses batch statistics couples the samples, as it does in the authors' code).
     `mse` turns (state, potential) into the trace's squared error; chains on z have one.
+    `held`: true for the numbers of the state that keep their value, so that the chain is on the others
+    given these; it must broadcast to the state.
     """
-    noise = chain.noise_std
+    noise, start = chain.noise_std, state.detach()
     for step in range(chain.steps):
         state = state.detach().requires_grad_()
         with torch.enable_grad():
             values = potential(state)
             (gradient,) = torch.autograd.grad(values.sum(), state)
+        if held is not None:
+            gradient = gradient.masked_fill(held, 0)
         if trace is not None:
             trace.record(step, False, state, values, mse(state, values) if mse else None)
             trace.grad_norm.append(_norm(gradient).flatten())
@@ -83,6 +88,8 @@ def langevin(
             state = state + noise * gaussian_like(state, rng)
         if chain.clamp is not None:
             state = state.clamp(-chain.clamp, chain.clamp)
+        if held is not None:
+            state = torch.where(held, start, state)
     state = state.detach()
     if trace is not None:
         with torch.no_grad():
@@ -92,11 +99,20 @@ def langevin(
 
 
 def revise_x(
-    energy: Network, x: Tensor, chain: Chain, rng: torch.Generator | None = None, trace: Trace | None = None
+    energy: Network,
+    x: Tensor,
+    chain: Chain,
+    rng: torch.Generator | None = None,
+    trace: Trace | None = None,
+    observed: Tensor | None = None,
 ) -> Tensor:
-    """T_x: images x (B, C, H, W), Langevin steps on pi(x) ~ exp(-energy(x)) (eq:ebm_langevin)."""
+    """T_x: images x (B, C, H, W), Langevin steps on pi(x) ~ exp(-energy(x)) (eq:ebm_langevin).
+
+    `observed`, where given, is true for the pixels that are known and stay: the chain is on the rest, on
+    pi(hidden | observed).
+    """
     with frozen(energy):
-        return langevin(x, lambda state: energies(energy, state), chain, rng, trace)
+        return langevin(x, lambda state: energies(energy, state), chain, rng, trace, held=observed)
 
 
 def revise_z(
@@ -107,17 +123,23 @@ def revise_z(
     chain: Chain,
     rng: torch.Generator | None = None,
     trace: Trace | None = None,
+    observed: Tensor | None = None,
 ) -> Tensor:
     """T_z: latents z (B, d), Langevin steps on p(z|x) of images x (eq:gen_langevin).
 
-    -log p(z|x) = |x - g(z)|^2 / (2 sigma^2) + |z|^2 / 2 + constant.
+    -log p(z|x) = |x - g(z)|^2 / (2 sigma^2) + |z|^2 / 2 + constant. `observed`, where given, is true for
+    the pixels that are known: the squared error is over these alone, so the chain is on p(z | observed).
     """
+    seen = None if observed is None else observed.expand(x.shape).to(x)
+    known = x if seen is None else x * seen
+    numbers = x[0].numel() if seen is None else seen.flatten(1).sum(1).clamp(min=1)
 
     def negative_log_joint(state: Tensor) -> Tensor:
-        return squared_error(x, generator(state)) / (2 * sigma**2) + half_square(state)
+        made = generator(state) if seen is None else generator(state) * seen
+        return squared_error(known, made) / (2 * sigma**2) + half_square(state)
 
     def mse(state: Tensor, values: Tensor) -> Tensor:
-        return (values - half_square(state)) * (2 * sigma**2) / x[0].numel()
+        return (values - half_square(state)) * (2 * sigma**2) / numbers
 
     with frozen(generator):
         return langevin(z, negative_log_joint, chain, rng, trace, mse)

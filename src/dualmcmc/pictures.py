@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,12 +37,16 @@ def grid(images: Tensor, columns: int, gap: int = 1) -> Tensor:
     return canvas
 
 
+def strip(frames: Sequence[Tensor], rows: int) -> Tensor:
+    """Frames of (N, C, H, W) bytes: one row for each of the first `rows` images, one column a frame."""
+    table = torch.stack([frame[:rows] for frame in frames], dim=1)  # (rows, frames, C, H, W)
+    return grid(table.flatten(0, 1), columns=len(frames))
+
+
 def side_by_side(*pictures: Tensor, gap: int = 24) -> Tensor:
-    """(C, h, w) pictures of one height in a row, on white."""
-    channels, height, _ = pictures[0].shape
-    spacer = torch.full((channels, height, gap), 255, dtype=torch.uint8)
-    parts = [part for picture in pictures for part in (spacer, picture)][1:]
-    return torch.cat(parts, dim=2)
+    """(C, h, w) pictures in a row, on white."""
+    height = max(picture.shape[1] for picture in pictures)
+    return torch.cat(_on_white([(p, height, p.shape[2] + gap) for p in pictures]), dim=2)[..., :-gap]
 
 
 def before_and_after(before: Tensor, after: Tensor, columns: int) -> Tensor:
@@ -68,10 +73,16 @@ def save_png(picture: Tensor, path: Path) -> None:
 
 def stacked(*pictures: Tensor, gap: int = 24) -> Tensor:
     """(C, h, w) pictures one below the other, on white."""
-    channels, width = pictures[0].shape[0], max(picture.shape[2] for picture in pictures)
-    parts = []
-    for picture in pictures:
-        canvas = torch.full((channels, picture.shape[1] + gap, width), 255, dtype=torch.uint8)
-        canvas[:, : picture.shape[1], : picture.shape[2]] = picture
-        parts.append(canvas)
-    return torch.cat(parts, dim=1)[:, :-gap]
+    width = max(picture.shape[2] for picture in pictures)
+    return torch.cat(_on_white([(p, p.shape[1] + gap, width) for p in pictures]), dim=1)[:, :-gap]
+
+
+def _on_white(placed: Sequence[tuple[Tensor, int, int]]) -> list[Tensor]:
+    """Each picture in the upper left of a white one of the given height and width; in colour if one of them is."""
+    channels = max(picture.shape[0] for picture, _, _ in placed)
+    result = []
+    for picture, height, width in placed:
+        canvas = torch.full((channels, height, width), 255, dtype=torch.uint8)
+        canvas[:, : picture.shape[1], : picture.shape[2]] = picture.cpu()
+        result.append(canvas)
+    return result

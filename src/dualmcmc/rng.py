@@ -24,6 +24,7 @@ class Stream(IntEnum):
     PREVIEW = 3  # pictures of a run in the making
     USE = 4  # a trained run
     FLIPS = 5  # which images are mirrored
+    MASKS = 6  # what is hidden from an inpainting
 
 
 def derive(seed: int, *path: int) -> int:

@@ -362,7 +362,7 @@ def test_words_that_do_not_fit(small, cache):
 
 def test_one_fetch_at_a_time(small, cache):
     (cache / "mnist").mkdir()
-    with fetch._alone(cache / "mnist", "mnist"), pytest.raises(UserError, match="another process is fetching"):
+    with fetch.alone(cache / "mnist", "mnist"), pytest.raises(UserError, match="another process is fetching"):
         fetch.fetch("mnist")
 
 

@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 
 import dualmcmc
+from dualmcmc.data.store import Memory
+from dualmcmc.metrics.pixels import psnr, ssim
 from dualmcmc.pictures import from_uint8, to_uint8
-from dualmcmc.tasks.reconstruct import images_for, reconstruct, save_picture
+from dualmcmc.tasks.inputs import images_for
+from dualmcmc.tasks.reconstruct import Likeness, compare_starts, reconstruct, save_picture
 
 
 @pytest.fixture
@@ -15,30 +17,29 @@ def run(finished_run):
 
 
 def test_reconstruction_errors_are_what_they_say(run, tmp_path):
-    images, what, origin = images_for(run, None)
-    assert (len(images), what) == (359, "held-out images")
-    assert (origin["source"], origin["crop"], origin["images"]) == ("digits", "center", 1438)
+    images = images_for(run, None).store
     result = reconstruct(run, images)
     x = from_uint8(images.tensor())
-    assert result.mse_inference == pytest.approx(float((x - run.reconstruct(x, steps=0)).square().mean()), rel=1e-5)
-    assert reconstruct(run, images, steps=0).mse_revised == pytest.approx(result.mse_inference)
-    assert reconstruct(run, images, steps=100).mse_revised < result.mse_inference
+    y = run.reconstruct(x, steps=0)
+    assert result.inference["mse"] == pytest.approx(float((x - y).square().mean()), rel=1e-5)
+    assert result.inference["mse_unit"] == pytest.approx(float(((x - y) / 2).square().mean()), rel=1e-5)
+    assert result.inference["psnr"] == pytest.approx(float(psnr(x, y).mean()), rel=1e-5)
+    assert result.inference["ssim"] == pytest.approx(float(ssim(x, y).mean()), rel=1e-5)
+    assert reconstruct(run, images, steps=0).revised == pytest.approx(result.inference)
     save_picture(result, tmp_path / "a.png")
     assert (tmp_path / "a.png").exists()
 
 
-def test_images_of_ones_own(run, tmp_path):
-    Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "a.png")
-    images, what, origin = images_for(run, tmp_path / "a.png")
-    assert images.shape == (1, 1, 8, 8)
-    assert (origin["crop"], origin["path"]) == ("center", str(tmp_path / "a.png"))
-    assert images_for(run, tmp_path / "a.png", "none")[2]["crop"] == "none"
-    assert "a.png" in what
-    assert reconstruct(run, images).revised.shape == images.shape
+def test_the_z_chain_lowers_the_error(learned):
+    result = reconstruct(learned, images_for(learned, None).store, steps=30)
+    assert result.revised["mse"] < 0.9 * result.inference["mse"]
+    assert result.revised["psnr"] > result.inference["psnr"]
+    assert result.revised["ssim"] > result.inference["ssim"]
+    assert result.steps == 30
 
 
 def test_only_the_first_images_are_kept_whatever_the_batch(run):
-    images = images_for(run, None)[0]
+    images = images_for(run, None).store
     whole = reconstruct(run, images, steps=0)
     run.config = replace(run.config, sampling=replace(run.config.sampling, batch=50))
     parts = reconstruct(run, images, steps=0)
@@ -46,5 +47,36 @@ def test_only_the_first_images_are_kept_whatever_the_batch(run):
     x = from_uint8(images.first(64))
     assert (parts.inferred.int() - to_uint8(run.reconstruct(x, steps=0)).int()).abs().max() <= 1
     assert torch.equal(parts.original, images.first(64))
-    assert parts.mse_inference == pytest.approx(whole.mse_inference, rel=1e-5)
-    assert len(reconstruct(run, images, keep=7).revised) == 7
+    assert parts.inference == pytest.approx(whole.inference, rel=1e-5)
+    assert len(reconstruct(run, images, keep=7).rebuilt) == 7
+
+
+def test_likeness_is_a_mean_over_images_not_over_parts():
+    x, y = torch.rand(2, 9, 1, 8, 8) * 2 - 1
+    parts, whole = Likeness(), Likeness()
+    whole.add(x, y)
+    parts.add(x[:1], y[:1])
+    parts.add(x[1:], y[1:])
+    assert parts.numbers() == pytest.approx(whole.numbers())
+
+
+def test_the_papers_comparison_of_starts(learned):
+    images = Memory(images_for(learned, None).store.first(100))
+    found = compare_starts(learned, images)
+    assert list(found) == ["inference", "inference+2", *(f"noise+{k}" for k in (2, 10, 15, 20, 25, 30))]
+    errors = [found[f"noise+{k}"]["mse"] for k in (2, 10, 20, 30)]
+    assert errors == sorted(errors, reverse=True)  # longer chains from noise come closer
+    assert found["inference+2"]["mse"] < found["inference"]["mse"]
+    assert found["inference+2"]["mse"] < found["noise+2"]["mse"]
+    x = from_uint8(images.tensor())
+    alone = float((learned.reconstruct(x, steps=0) - x).square().mean())
+    assert found["inference"]["mse"] == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_chain_looked_at_on_its_way_is_the_same_chain(learned):
+    """compare_starts goes on from where it looked: ten steps and five more are fifteen."""
+    x = from_uint8(images_for(learned, None).store.first(4))
+    z = learned.prior(4, torch.Generator().manual_seed(1))
+    rng = [torch.Generator().manual_seed(2) for _ in range(2)]
+    in_two = learned.revise_z(learned.revise_z(z, x, 10, rng[0]), x, 5, rng[0])
+    assert torch.allclose(in_two, learned.revise_z(z, x, 15, rng[1]))

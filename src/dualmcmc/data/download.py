@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import time
@@ -94,9 +93,3 @@ def _disk(path: Path) -> Iterator[None]:
 
 def _host(url: str) -> str:
     return url.split("/")[2]
-
-
-def digest(path: Path, algorithm: str) -> hashlib._Hash:
-    """A file's checksum, in bounded memory."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, algorithm)

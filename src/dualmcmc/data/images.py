@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -41,6 +41,7 @@ class Fit:
     channels: int | None = None
     crop: Crop = "center"
     resize: Resize = "lanczos"
+    converted: set[str] = field(default_factory=set, compare=False, repr=False)  # what had to be, filled on the way
 
     @classmethod
     def of(cls, cfg: Data) -> Fit:
@@ -97,6 +98,9 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 def _fitted(image: Image.Image, fit: Fit) -> np.ndarray:
+    mode = {None: image.mode, 1: "L", 3: "RGB"}[fit.channels]
+    if image.mode != mode or (fit.size is not None and image.size != (fit.size, fit.size)):
+        fit.converted.add(f"{image.width}x{image.height} {'grey' if image.mode == 'L' else 'RGB'}")
     if fit.channels is not None:
         image = image.convert("L" if fit.channels == 1 else "RGB")
     if fit.size is not None:

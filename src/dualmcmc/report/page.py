@@ -14,8 +14,13 @@ from dualmcmc.files import write_text
 from dualmcmc.nets import parameter_counts
 from dualmcmc.pictures import before_and_after
 from dualmcmc.report import figures
+from dualmcmc.report.measured import measured
+from dualmcmc.tasks import record
+from dualmcmc.tasks.revise import Film, film_x, film_z
 from dualmcmc.tasks.run import Run, load
 from dualmcmc.tasks.summary import summarise
+
+ROWS = 6  # samples in a film strip
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1f2937;max-width:1100px;margin:2rem auto;padding:0 1rem;background:#fff}
@@ -65,7 +70,7 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
     log = journal.read(folder.log)
     start = run.sample(64, steps=0)
     both = before_and_after(start, run.revise_x(start), 8)
-    x_strip, x_profile, x_ends = figures.x_chain(run)
+    x = film_x(run)
     name = html.escape(folder.root.resolve().name)
     description = html.escape(run.config.description)
     sections = [
@@ -75,15 +80,13 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
         + f"<p>Measured on {html.escape(str(numbers['measured_on']))}"
         + (f", with {numbers['samples']:,} samples" if "samples" in numbers else "")
         + f".{html.escape(_data_in_words(numbers))}</p>",
+        measured(record.read_all(record.folder_for(folder.root))),
         "<h2>Samples</h2>"
         + _figure(figures.picture(both), "Left: generator. Right: the same, revised by the x-chain.", "film"),
         "<h2>MCMC revision on x</h2>"
-        + _figure(
-            x_strip,
-            f"From generator samples (left) along {run.config.sampling_chain.steps} steps on the energy.",
-            "film",
-        )
-        + _figure(x_profile, f"Mean energy {x_ends['start']:.4g} at the start, {x_ends['end']:.4g} at the end."),
+        + _film(
+            x, f"From generator samples (left) along {run.config.sampling_chain.steps} steps on the energy.", "energy"
+        ),
         _z_section(run, images) if images is not None else "",
         "<h2>Curves</h2>" + _figure(figures.curves(log), "Means over each stretch of the log."),
         "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),
@@ -109,14 +112,15 @@ def _data_in_words(numbers: dict[str, Any]) -> str:
 
 def _z_section(run: Run, images: data.Images) -> str:
     store, what = images.held_out()
-    strip, profile, ends = figures.z_chain(run, store.first(64))
     steps = run.config.teaching.z_chain.steps
     caption = f"From inference alone (left) along {steps} steps on the posterior; rightmost the {what}."
-    return (
-        "<h2>MCMC revision on z</h2>"
-        + _figure(strip, caption, "film")
-        + _figure(profile, f"Mean MSE {ends['start']:.4g} at the start, {ends['end']:.4g} at the end.")
-    )
+    return "<h2>MCMC revision on z</h2>" + _film(film_z(run, store.first(64)), caption, "MSE")
+
+
+def _film(film: Film, caption: str, value: str) -> str:
+    means = film.means()
+    ends = f"Mean {value} {means[0]:.4g} at the start, {means[-1]:.4g} at the end."
+    return _figure(figures.picture(film.strip(ROWS)), caption, "film") + _figure(figures.picture(film.profile()), ends)
 
 
 def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:

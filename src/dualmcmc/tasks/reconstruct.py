@@ -1,72 +1,74 @@
-"""Reconstructions: inference alone, and inference followed by the z-chain."""
+"""Reconstructions: inference alone, and inference followed by the z-chain; how good they are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dualmcmc import data
-from dualmcmc.config import Crop
-from dualmcmc.data.images import Fit
 from dualmcmc.data.store import Store
-from dualmcmc.pictures import from_uint8, grid, save_png, side_by_side, to_uint8
+from dualmcmc.metrics.pixels import psnr, squared_errors, ssim
+from dualmcmc.pictures import grid, save_png, side_by_side, to_uint8
+from dualmcmc.progress import Watch, quiet
+from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run
+
+FROM_NOISE = (10, 15, 20, 25, 30)  # steps of the paper's chains that start from noise
+
+
+class Likeness:
+    """How alike images and their counterparts are, on average over images that come in parts."""
+
+    def __init__(self) -> None:
+        self._count, self._totals = 0, torch.zeros(3, dtype=torch.float64)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Images x and what was made of them, y, both in [-1, 1]."""
+        self._count += len(x)
+        self._totals += torch.stack([squared_errors(x, y).sum(), psnr(x, y).sum(), ssim(x, y).sum()]).cpu()
+
+    def numbers(self) -> dict[str, float]:
+        """Means over the images; MSE per pixel on both scales in use."""
+        mse, decibel, similarity = (self._totals / self._count).tolist()
+        return {"mse": mse, "mse_unit": mse / 4, "psnr": decibel, "ssim": similarity}
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Mean squared errors per pixel over all images, pixels in [-1, 1]; and the first images themselves, as bytes."""
+    """Numbers over all images; and the first images themselves, as bytes.
+
+    `inference` and `revised` have mse (pixels in [-1, 1]), mse_unit (pixels in [0, 1]), psnr, ssim.
+    """
 
     original: Tensor
     inferred: Tensor
-    revised: Tensor
-    mse_inference: float
-    mse_revised: float
+    rebuilt: Tensor
+    inference: dict[str, float]
+    revised: dict[str, float]
     images: int
     steps: int
 
 
-def images_for(
-    run: Run, path: Path | None, crop: Crop | None = None, skip_bad: bool = False
-) -> tuple[Store, str, dict[str, Any]]:
-    """A user's images at `path`, brought to the run's size, or the run's own held-out ones.
-
-    Also what they are, in words and for the record. `crop`: another than the run's, for images at `path`.
-    """
-    cfg = run.config.data
-    if path is None:
-        own = data.load(cfg)
-        return *own.held_out(), data.describe(cfg, own)
-    fit = replace(Fit.of(cfg), crop=crop or cfg.crop)
-    notes: list[str] = []
-    images = data.open_images(path, fit, skip_bad, notes=notes)
-    return images, f"images of {path}", {"path": str(path), **vars(fit), "notes": notes}
-
-
-def reconstruct(run: Run, images: Store, steps: int | None = None, keep: int = 64) -> Reconstruction:
+def reconstruct(
+    run: Run, images: Store, steps: int | None = None, keep: int = 64, watch: Watch = quiet
+) -> Reconstruction:
     """Images through I and G, without and with the z-chain; the first `keep` are kept. Memory stays bounded."""
-    errors = [0.0, 0.0]
+    likeness = (Likeness(), Likeness())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
-    parts = np.array_split(np.arange(len(images)), max(1, -(-len(images) // run.config.sampling.batch)))
-    for part in parts:
-        x = from_uint8(images.take(part).to(run.device))
+    for part, x in batches(run, images, watch, "reconstructing"):
         for kind, length in enumerate((0, steps)):
             y = run.reconstruct(x, length)
-            errors[kind] += float((x - y).square().sum())
-            wanted = max(0, keep - int(part[0]))
-            kept[kind].append(to_uint8(y[:wanted]).cpu())
-    inferred, revised = (torch.cat(pieces) for pieces in kept)
+            likeness[kind].add(x, y)
+            kept[kind].append(to_uint8(y[: max(0, keep - int(part[0]))]).cpu())
+    inferred, rebuilt = (torch.cat(pieces) for pieces in kept)
     return Reconstruction(
         original=images.first(keep),
         inferred=inferred,
-        revised=revised,
-        mse_inference=errors[0] / images.nbytes,
-        mse_revised=errors[1] / images.nbytes,
+        rebuilt=rebuilt,
+        inference=likeness[0].numbers(),
+        revised=likeness[1].numbers(),
         images=len(images),
         steps=run.config.teaching.z_chain.steps if steps is None else steps,
     )
@@ -75,5 +77,24 @@ def reconstruct(run: Run, images: Store, steps: int | None = None, keep: int = 6
 def save_picture(result: Reconstruction, out: Path) -> None:
     """Originals, inference alone, inference + z-chain: three grids in a row."""
     columns = max(1, round(len(result.original) ** 0.5))
-    parts = (result.original, result.inferred, result.revised)
+    parts = (result.original, result.inferred, result.rebuilt)
     save_png(side_by_side(*(grid(part, columns) for part in parts)), out)
+
+
+def compare_starts(run: Run, images: Store, watch: Watch = quiet) -> dict[str, dict[str, float]]:
+    """The paper's comparison (Fig.ssim): inference alone, inference + L steps, and chains started from noise.
+
+    A chain from noise after 10 steps is the same chain on its way to 30, so one is run and looked at.
+    """
+    own = run.config.teaching.z_chain.steps
+    after = sorted({own, *FROM_NOISE})
+    found = {"inference": Likeness(), f"inference+{own}": Likeness()} | {f"noise+{k}": Likeness() for k in after}
+    for _, x in batches(run, images, watch, "reconstructing"):
+        z = run.infer(x).mean
+        found["inference"].add(x, run.generate(z))
+        found[f"inference+{own}"].add(x, run.generate(run.revise_z(z, x)))
+        z, done = run.prior(len(x)), 0
+        for steps in after:
+            z, done = run.revise_z(z, x, steps - done), steps
+            found[f"noise+{steps}"].add(x, run.generate(z))
+    return {name: likeness.numbers() for name, likeness in found.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc import rng as random_numbers
+from dualmcmc import settings
 from dualmcmc.config import Chain, Config
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.device import pick
@@ -29,32 +30,67 @@ class Run:
     the length of a chain, None the run's own. A `trace` is filled with what the chain did.
     """
 
-    def __init__(self, config: Config, trio: Trio, device: torch.device, images: int, seed: int = 0) -> None:
-        self.config, self.device, self.images = config, device, images
+    def __init__(
+        self,
+        config: Config,
+        trio: Trio,
+        device: torch.device,
+        images: int,
+        seed: int = 0,
+        file: Path | None = None,
+        ema: bool = True,
+    ) -> None:
+        self.config, self.device, self.images, self.seed = config, device, images, seed
+        self.file, self.ema = file, ema  # where the weights come from, and whether they are averaged
         self.trio = trio.to(device).eval().requires_grad_(False)
         self.rng = random_numbers.generator(random_numbers.derive(seed, random_numbers.Stream.USE), device)
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. steps=0: x_hat itself."""
-        rng = rng or self.rng
-        z = torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng)
-        return self.revise_x(self.generate(z), steps, rng)
+        if n < 1:
+            raise UserError(f"the number of samples must be at least 1, not {n}.")
+        return torch.cat([revised for _, revised in self.draw(n, steps, rng)])
+
+    def draw(
+        self, n: int, steps: int | None = None, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """n samples in parts of at most `sampling.batch`: generator samples x_hat, and the same after the x-chain."""
+        parts = max(1, -(-n // self.config.sampling.batch))
+        for part in range(parts):
+            x_hat = self.generate(self.prior(n // parts + (part < n % parts), rng))
+            yield x_hat, self.revise_x(x_hat, steps, rng)
+
+    def prior(self, n: int, rng: torch.Generator | None = None) -> Tensor:
+        """n latents z ~ N(0, I)."""
+        return torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng or self.rng)
 
     def generate(self, z: Tensor) -> Tensor:
         """g(z): the generator's images of latents."""
         return self._in_batches(self.trio.generator, z)
 
     def revise_x(
-        self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None, trace: Trace | None = None
+        self,
+        x: Tensor,
+        steps: int | None = None,
+        rng: torch.Generator | None = None,
+        trace: Trace | None = None,
+        observed: Tensor | None = None,
     ) -> Tensor:
-        """T_x: Langevin steps on the energy from images x, with `config.sampling_chain`."""
+        """T_x: Langevin steps on the energy from images x, with `config.sampling_chain`.
+
+        `observed` (B, 1 or C, H, W), where given, is true for the pixels that stay as they are.
+        """
         chain = _with_steps(self.config.sampling_chain, steps)
         source = rng or self.rng
-        return self._in_batches(lambda part: revise_x(self.trio.energy, part, chain, source, trace), x, trace=trace)
+
+        def chain_on(x: Tensor, *observed: Tensor) -> Tensor:
+            return revise_x(self.trio.energy, x, chain, source, trace, *observed)
+
+        return self._in_batches(chain_on, self._images(x), *_given(observed), trace=trace)
 
     def infer(self, x: Tensor) -> Gaussian:
         """q(z|x) of images x: its mean and log-variance."""
-        both = self._in_batches(lambda part: torch.stack(tuple(self.trio.inference(part)), 1), x)
+        both = self._in_batches(lambda part: torch.stack(tuple(self.trio.inference(part)), 1), self._images(x))
         return Gaussian(both[:, 0], both[:, 1])
 
     def revise_z(
@@ -64,16 +100,20 @@ class Run:
         steps: int | None = None,
         rng: torch.Generator | None = None,
         trace: Trace | None = None,
+        observed: Tensor | None = None,
     ) -> Tensor:
-        """T_z: Langevin steps on p(z|x) from latents z of images x, with `teaching.z_chain`."""
+        """T_z: Langevin steps on p(z|x) from latents z of images x, with `teaching.z_chain`.
+
+        `observed` (B, 1 or C, H, W), where given, is true for the pixels that count.
+        """
         teaching = self.config.teaching
         chain = _with_steps(teaching.z_chain, steps)
         source = rng or self.rng
 
-        def chain_on(z: Tensor, x: Tensor) -> Tensor:
-            return revise_z(self.trio.generator, z, x, teaching.sigma, chain, source, trace)
+        def chain_on(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
+            return revise_z(self.trio.generator, z, x, teaching.sigma, chain, source, trace, *observed)
 
-        return self._in_batches(chain_on, z, x, trace=trace)
+        return self._in_batches(chain_on, z, self._images(x), *_given(observed), trace=trace)
 
     def reconstruct(self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """g at the latents of images x: q's mean, then the z-chain. steps=0: inference alone."""
@@ -81,7 +121,16 @@ class Run:
 
     def energy(self, x: Tensor) -> Tensor:
         """E(x) = -f(x), (B,): low where the model expects data."""
-        return self._in_batches(self.trio.energy, x)
+        return self._in_batches(self.trio.energy, self._images(x))
+
+    def _images(self, x: Tensor) -> Tensor:
+        """`x`, if it is of the shape this run was trained on."""
+        shape = (self.config.data.channels, self.config.data.size, self.config.data.size)
+        if x.ndim != 4 or x.shape[1:] != shape:
+            raise UserError(
+                f"this run was trained on images of {_in_words(shape)}, and these are of {_in_words(x.shape[1:])}."
+            )
+        return x
 
     def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor, trace: Trace | None = None) -> Tensor:
         """`function` on at most `sampling.batch` items at a time: memory stays bounded whatever the count.
@@ -97,6 +146,14 @@ class Run:
             return torch.cat([function(*part) for part in parts])
 
 
+def _given(tensor: Tensor | None) -> tuple[Tensor, ...]:
+    return () if tensor is None else (tensor,)
+
+
+def _in_words(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) + " (channels, height, width)"
+
+
 def _with_steps(chain: Chain, steps: int | None) -> Chain:
     if steps is None:
         return chain
@@ -105,10 +162,17 @@ def _with_steps(chain: Chain, steps: int | None) -> Chain:
     return replace(chain, steps=steps)
 
 
-def load(path: str | Path, device: str | torch.device = "auto", ema: bool = True, seed: int = 0) -> Run:
+def load(
+    path: str | Path,
+    device: str | torch.device = "auto",
+    ema: bool = True,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+) -> Run:
     """A run from its folder, or from a snapshot file alone.
 
     ema=False takes the weights as trained, not their average (needs the run folder's full state).
+    `overrides` change how the run is used: "sampling.steps=70", "sampling.batch=100".
     """
     where, place = Path(path), pick(str(device))
     if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
@@ -116,7 +180,8 @@ def load(path: str | Path, device: str | torch.device = "auto", ema: bool = True
         folder.require_run()
         if not ema:
             state = folder.latest_state()
-            return Run(*load_live_trio(state), place, int(state.stem), seed)
+            config, trio = load_live_trio(state)
+            return Run(_changed(config, overrides), trio, place, int(state.stem), seed, state, ema=False)
         where = folder.snapshot
         if not where.exists():
             again = f"'dualmcmc train --resume --out {folder.root}'"
@@ -129,4 +194,11 @@ def load(path: str | Path, device: str | torch.device = "auto", ema: bool = True
     config = read_config(where)
     trio = build(config)
     checkpoint.fill(trio, tensors, where)
-    return Run(config, trio, place, info["images"], seed)
+    return Run(_changed(config, overrides), trio, place, info["images"], seed, where)
+
+
+def _changed(config: Config, overrides: Sequence[str]) -> Config:
+    for text in overrides:
+        if not text.startswith(("sampling.", "teaching.z_chain.", "data.path=", "data.test_path=")):
+            raise UserError(f"'{text}' cannot be changed in a trained run: sampling.* and teaching.z_chain.* can.")
+    return settings.from_tree(settings.apply_overrides(settings.to_tree(config), overrides)) if overrides else config

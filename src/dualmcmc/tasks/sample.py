@@ -1,45 +1,148 @@
-"""Generator samples and their EBM-revised forms, side by side."""
+"""Generator samples and their EBM-revised forms, side by side; and what a long chain does to them."""
 
 from __future__ import annotations
 
+import shutil
+import zipfile
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dualmcmc.errors import UserError
 from dualmcmc.files import atomic, check_target
-from dualmcmc.pictures import before_and_after, save_png, to_uint8
+from dualmcmc.langevin import Trace
+from dualmcmc.pictures import before_and_after, save_png, side_by_side, stacked, strip, to_uint8
+from dualmcmc.plots import lines, profile
+from dualmcmc.progress import Watch, quiet
 from dualmcmc.tasks.run import Run
 
 MOST_IN_A_PICTURE = 10_000
+FRAMES, ROWS = 11, 8  # of the film strip of a long chain
 
 
-def sample(run: Run, n: int, steps: int | None, out: Path) -> dict[str, float]:
+def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
     """Draw n samples and write them to `out`; returns mean energies and how far the chain moved.
 
-    .png: generator samples left, revised right. .npz: bytes, (N, H, W, C), as `generator` and `revised`.
+    .png: generator samples left, revised right. .npz: bytes, (N, H, W, C), as `generator` and `revised`,
+    written as they come, so that memory does not grow with n.
     """
     check_target(out, ".png", ".npz")
     if n < 1:
         raise UserError(f"-n must be at least 1, not {n}.")
     if n > MOST_IN_A_PICTURE and out.suffix.lower() == ".png":
         raise UserError(f"-n {n} is too many for a picture (at most {MOST_IN_A_PICTURE}): use --out FILE.npz.")
-    start = run.sample(n, steps=0)
-    revised = run.revise_x(start, steps)
-    if out.suffix.lower() == ".npz":
-        with atomic(out) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, generator=_pixels(start), revised=_pixels(revised))
-    else:
-        columns = max(1, round(n**0.5))
-        save_png(before_and_after(start, revised, columns), out)
+    totals = torch.zeros(3, dtype=torch.float64)
+    kept: list[tuple[Tensor, Tensor]] = []
+    with ExitStack() as open_files:
+        file = open_files.enter_context(_Npz(out, n, run)) if out.suffix.lower() == ".npz" else None
+        advance = open_files.enter_context(watch("sampling", n, "images"))
+        for start, revised in run.draw(n):
+            moved = (revised - start).square().flatten(1).mean(1)
+            totals += torch.stack([run.energy(start).sum(), run.energy(revised).sum(), moved.sum()]).double().cpu()
+            if file is None:
+                kept.append((start.cpu(), revised.cpu()))
+            else:
+                file.add(start, revised)
+            advance(len(start))
+    if file is None:
+        before, after = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        save_png(before_and_after(before, after, max(1, round(n**0.5))), out)
+    energy_generator, energy_revised, moved_square = (totals / n).tolist()
     return {
-        "energy_generator": float(run.energy(start).mean()),
-        "energy_revised": float(run.energy(revised).mean()),
-        "x_moved": float((revised - start).square().mean().sqrt()),
-        "steps": run.config.sampling_chain.steps if steps is None else steps,
+        "energy_generator": energy_generator,
+        "energy_revised": energy_revised,
+        "x_moved": moved_square**0.5,
+        "steps": run.config.sampling_chain.steps,
     }
 
 
-def _pixels(images: Tensor) -> np.ndarray:
-    return to_uint8(images).permute(0, 2, 3, 1).cpu().numpy()
+class _Npz:
+    """An npz of two arrays that grow together: one goes straight into the archive, the other waits in a file."""
+
+    def __init__(self, path: Path, n: int, run: Run) -> None:
+        self._path = path
+        self._shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
+
+    def __enter__(self) -> _Npz:
+        self._stack = ExitStack()
+        whole = self._stack.enter_context(atomic(self._path))
+        self._waiting_at = whole.with_suffix(".generator")
+        self._stack.callback(self._waiting_at.unlink, missing_ok=True)
+        self._waiting = self._stack.enter_context(open(self._waiting_at, "wb+"))
+        self._archive = self._stack.enter_context(zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED))
+        self._member = self._begin("revised")
+        return self
+
+    def _begin(self, name: str) -> IO[bytes]:
+        member = self._archive.open(f"{name}.npy", "w", force_zip64=True)
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(member, header | {"shape": self._shape})
+        return member
+
+    def add(self, generated: Tensor, revised: Tensor) -> None:
+        """Take in a part of both."""
+        self._member.write(_pixels(revised))
+        self._waiting.write(_pixels(generated))
+
+    def __exit__(self, kind: Any, *details: Any) -> None:
+        try:
+            self._member.close()
+            if kind is None:
+                self._waiting.seek(0)
+                with self._begin("generator") as member:
+                    shutil.copyfileobj(self._waiting, member, 1 << 20)
+        finally:
+            self._stack.__exit__(kind, *details)
+
+
+def _pixels(images: Tensor) -> bytes:
+    return to_uint8(images).permute(0, 2, 3, 1).contiguous().cpu().numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """What a long x-chain did: numbers over its steps, and the picture of both."""
+
+    numbers: dict[str, Any]
+    picture: Tensor
+
+
+def long_run(run: Run, n: int, steps: int) -> LongRun:
+    """n chains of many steps from generator samples, and how far they drift: energy, distance, range.
+
+    A chain that has found its place keeps its energy and stops moving away from its start; one that
+    drifts for ever, or leaves the range of pixels, says that the energy is unbounded there.
+    """
+    if n < 1 or steps < 1:
+        raise UserError(f"a long run needs at least one chain and one step, not {n} and {steps}.")
+    trace = Trace(every=max(1, -(-steps // (FRAMES - 1))))
+    end = run.revise_x(run.generate(run.prior(n)), steps, trace=trace)
+    energy, moved = (torch.stack(values).double().cpu() for values in (trace.potential, trace.moved))
+    outside = [float((state.abs() > 1).double().mean()) for state in trace.states]
+    half = len(energy) // 2
+    numbers = {
+        "chains": n,
+        "steps": steps,
+        "finite": bool(torch.isfinite(end).all()),
+        "energy_start": float(energy[0].mean()),
+        "energy_half": float(energy[half].mean()),
+        "energy_end": float(energy[-1].mean()),
+        "moved_half": float(moved[half].square().mean().sqrt()),
+        "moved_end": float(moved[-1].square().mean().sqrt()),
+        "largest_pixel": float(end.abs().max()),
+        "outside_range": outside[-1],
+        "kept_at": trace.kept_at,
+        "outside_range_at": outside,
+    }
+    frames = strip([to_uint8(state).cpu() for state in trace.states], ROWS)
+    at = trace.kept_at
+    drift = stacked(
+        side_by_side(profile(energy, "Energy", "energy"), profile(moved, "Distance from the start", "rms per pixel")),
+        lines({"pixels": (at, outside)}, "Share of pixels outside [-1, 1]", "step", "share"),
+    )
+    return LongRun(numbers, stacked(frames, drift))

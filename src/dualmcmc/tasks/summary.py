@@ -37,7 +37,7 @@ def summarise(run: Run, images: Images) -> dict[str, Any]:
         numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
         numbers["fd_pixels_real"] = pixel_frechet_distance(real, test)
     result = reconstruct(run, Memory(test))
-    numbers["mse_inference"] = result.mse_inference
-    numbers["mse_revised"] = result.mse_revised
+    numbers["mse_inference"] = result.inference["mse"]
+    numbers["mse_revised"] = result.revised["mse"]
     numbers["z_steps"] = result.steps
     return numbers

@@ -1,0 +1,175 @@
+"""What the commands that use a trained run share: their options, and how they begin and end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dualmcmc.cli_data import CROP_NAMES, checked_crop, print_json
+from dualmcmc.errors import UserError
+from dualmcmc.files import check_target
+
+if TYPE_CHECKING:
+    from dualmcmc.tasks.inputs import Given
+    from dualmcmc.tasks.run import Run
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a snapshot file.", show_default=False)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Average = Annotated[bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last iteration.")]
+Seed = Annotated[int, typer.Option(help="Fixes all random numbers.", min=0)]
+Steps = Annotated[
+    int | None, typer.Option("--steps", help="Steps of the x-chain, k_x. [default: the run's]", show_default=False)
+]
+StepSize = Annotated[
+    float | None, typer.Option(help="Step size s of the x-chain. [default: the run's]", show_default=False)
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="Of the x-chain: noise per step is sqrt(2 s T). [default: the run's]", show_default=False),
+]
+ZSteps = Annotated[
+    int | None, typer.Option("--z-steps", help="Steps of the z-chain, k_z. [default: the run's]", show_default=False)
+]
+Batch = Annotated[
+    int | None, typer.Option(help="Images worked on at once. [default: the run's sampling.batch]", show_default=False)
+]
+Images = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder, archive, packed file or image. [default: the run's held-out images]", show_default=False
+    ),
+]
+CropOption = Annotated[
+    str | None,
+    typer.Option("--crop", help=f"How to crop other images: {', '.join(CROP_NAMES)}. [default: the run's]"),
+]
+Picture = Annotated[
+    Path | None, typer.Option("--out", help="FILE.png. [default: in RUN, named as the command]", show_default=False)
+]
+InceptionFile = Annotated[
+    Path | None, typer.Option(help="Inception weights. [default: the fetched ones]", show_default=False)
+]
+TrustInception = Annotated[
+    bool, typer.Option("--trust-inception", help="Load --inception FILE, whatever TorchScript it is: it is code.")
+]
+
+
+class Job:
+    """One call: it knows when it began, and records and prints how it ended."""
+
+    def __init__(self, path: Path, task: str, out: Path | None, *endings: str) -> None:
+        self.task, self._path, self._began = task, path, time.monotonic()
+        home = path.parent if path.suffix == ".safetensors" else path
+        self.target = out or home / f"{task}.png"
+        if home.is_dir() or out is not None:  # else the run is missing, which is better said of the run
+            check_target(self.target, *(endings or (".png",)))
+
+    def finish(
+        self, run: Run, numbers: dict[str, Any], lines: Iterable[str], as_json: bool, picture: bool = True, **facts: Any
+    ) -> None:
+        """Record, then print: JSON, or lines for people. A folder that cannot be written to costs the record only."""
+        from dualmcmc.tasks import record
+
+        if picture:
+            facts = {"file": str(self.target), **facts}
+        command = shlex.join(["dualmcmc", *sys.argv[1:]])
+        seconds = time.monotonic() - self._began
+        entry = record.entry(run, self.task, command, seconds, numbers, **facts)
+        place: Path | None = None
+        try:
+            place = record.save(entry, record.folder_for(self._path))
+        except UserError as error:
+            print(f"not recorded: {error}", file=sys.stderr)
+        if as_json:
+            print_json({**entry, "record": None if place is None else str(place)})
+            return
+        for line in lines:
+            print(line)
+        if picture:
+            print(f"{'pixels' if self.target.suffix.lower() == '.npz' else 'picture'}: {self.target}")
+        if place is not None:
+            print(f"record: {place}")
+
+
+def load_run(
+    path: Path,
+    device: str,
+    ema: bool,
+    seed: int,
+    steps: int | None = None,
+    step_size: float | None = None,
+    temperature: float | None = None,
+    z_steps: int | None = None,
+    batch: int | None = None,
+) -> Run:
+    """A run, with the options that say how its chains are used."""
+    from dualmcmc.tasks.run import load
+
+    chosen = {
+        "sampling.steps": steps,
+        "sampling.step_size": step_size,
+        "sampling.temperature": temperature,
+        "sampling.batch": batch,
+        "teaching.z_chain.steps": z_steps,
+    }
+    return load(path, device, ema, seed, [f"{key}={value}" for key, value in chosen.items() if value is not None])
+
+
+def given_images(run: Run, path: Path | None, crop: str | None, skip_bad: bool, count: int | None = None) -> Given:
+    """A task's images; what a person should know of them is said."""
+    from dualmcmc.progress import show
+    from dualmcmc.tasks.inputs import images_for
+
+    if path is None and (crop is not None or skip_bad):
+        raise UserError("--crop and --skip-bad are for --images: the run's own images have theirs.")
+    given = images_for(run, path, checked_crop(crop) if crop else None, skip_bad, show)
+    say(given.origin["notes"])
+    return given.first(count)
+
+
+def say(notes: Sequence[str]) -> None:
+    """What a person should know, beside the result."""
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+def likeness_words(numbers: dict[str, float]) -> str:
+    """MSE, PSNR and SSIM in a line."""
+    return "  ".join(
+        f"{words} {numbers[name]:.4g}"
+        for name, words in (("mse", "MSE"), ("mse_unit", "MSE in [0, 1]"), ("psnr", "PSNR"), ("ssim", "SSIM"))
+        if name in numbers
+    )
+
+
+def listed(option: str, text: str) -> list[str]:
+    """Words joined by commas, each once."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UserError(f"{option} is empty.")
+    return list(dict.fromkeys(words))
+
+
+def metric_words(name: str) -> str:
+    """A metric's name for people."""
+    known = {"fid": "FID", "frechet_own_network": "Fréchet (own network)", "is": "IS", "kid": "KID"}
+    return known.get(name, name)
+
+
+def feature_network(path: Path | None, device: Any, trust: bool) -> Any:
+    """FID's network, from --inception or from the cache."""
+    from dualmcmc.data import weights
+    from dualmcmc.metrics.features import load_features
+
+    return load_features(path or weights.find(), device, trust and path is not None)
+
+
+def network_facts(features: Any) -> dict[str, Any] | None:
+    """Which feature network it was, for the record."""
+    return None if features is None else {"sha256": features.checksum, "standard": features.standard}

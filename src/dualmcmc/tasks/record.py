@@ -1,0 +1,116 @@
+"""What was measured, with all that is needed to repeat it: one JSON file a measurement, in the run folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualmcmc import __version__
+from dualmcmc.engine.device import describe
+from dualmcmc.files import digest, make_folder, to_json, write_text
+from dualmcmc.tasks.run import Run
+
+FOLDER = "results"
+
+
+def folder_for(run: Path) -> Path:
+    """Where the results of a run folder, or of a snapshot beside it, lie."""
+    return (run.parent if run.suffix == ".safetensors" else run) / FOLDER
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """What was measured: the run, its weights, its chains, and where."""
+    sampling = run.config.sampling
+    return {
+        "dualmcmc": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": describe(run.device),
+        "seed": run.seed,
+        "run": {
+            "preset": run.config.preset,
+            "images": run.images,
+            "ema": run.ema,
+            "file": None if run.file is None else str(run.file),
+            "sha256": None if run.file is None else digest(run.file, "sha256").hexdigest(),
+        },
+        "x_chain": asdict(run.config.sampling_chain) | {"noise_std": run.config.sampling_chain.noise_std},
+        "z_chain": asdict(run.config.teaching.z_chain) | {"sigma": run.config.teaching.sigma},
+        "batchnorm": sampling.batchnorm,
+        "batch": sampling.batch,
+    }
+
+
+def entry(run: Run, task: str, command: str, seconds: float, numbers: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """A measurement as it is recorded. `facts`: what else belongs to it, such as samples, data and pictures."""
+    return {
+        "task": task,
+        "command": command,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds, 3),
+        "numbers": numbers,
+        **facts,
+        **describe_run(run),
+    }
+
+
+def save(made: dict[str, Any], folder: Path) -> Path:
+    """Write an entry into `folder`, under a name of its own; nothing is overwritten."""
+    make_folder(folder, "Results are written there.")
+    stamp = str(made["time"]).replace("-", "").replace(":", "")
+    path = folder / f"{made['task']}-{stamp}.json"
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"{made['task']}-{stamp}-{number}.json"
+    write_text(path, json.dumps(json.loads(to_json(made)), indent=2) + "\n")
+    return path
+
+
+def read_all(folder: Path) -> list[dict[str, Any]]:
+    """Every measurement in a folder, oldest first; what is no measurement is left out."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            made = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(made, dict) and {"task", "time"} <= made.keys() and isinstance(made.get("numbers"), dict):
+            found.append(made)
+    return sorted(found, key=lambda made: str(made["time"]))
+
+
+def commit() -> str | None:
+    """The commit of this package's own source, with "+" where files were changed since; None where there is none."""
+    here = Path(__file__).resolve()
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here.parent), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # another project may be around an installed package
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here.parents[1])) else "")
+    except (OSError, subprocess.SubprocessError):
+        return _installed_commit()
+
+
+def _installed_commit() -> str | None:
+    """The commit pip installed from."""
+    try:
+        text = importlib.metadata.distribution("dualmcmc").read_text("direct_url.json")
+        found = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+        return str(found) if found else None
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,115 @@
+"""Feature statistics of a set of images, worked out once and kept in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dualmcmc.data.cache import cache_folder
+from dualmcmc.data.store import Store
+from dualmcmc.files import atomic, make_folder
+from dualmcmc.metrics.features import Features
+from dualmcmc.metrics.frechet import Moments
+from dualmcmc.progress import Watch, quiet
+
+FOLDER = "statistics"
+METHOD = "tf1-bilinear-299"  # how images are brought to the network: another one would be another statistic
+
+
+class FeatureSet:
+    """Features that come in parts: their moments, and all of them only where something needs all."""
+
+    def __init__(self, features: Features, keep: bool) -> None:
+        self.moments = Moments(features.dimension, features.device)
+        self._kept: list[Tensor] | None = [] if keep else None
+
+    def add(self, rows: Tensor) -> None:
+        """Take in (N, D)."""
+        self.moments.add(rows)
+        if self._kept is not None:
+            self._kept.append(rows.cpu())
+
+    def rows(self) -> Tensor:
+        """All of them, in memory (not on the GPU)."""
+        assert self._kept is not None
+        return torch.cat(self._kept)
+
+
+def reference(
+    images: Store, what: dict[str, Any], features: Features, keep: bool = False, watch: Watch = quiet
+) -> tuple[FeatureSet, bool]:
+    """Features of a whole set; from the cache where only moments are wanted. Also whether they came from there.
+
+    The file is found by the set's name, size and crop (`what`) and by the checksums of its pixels and of the
+    network, and holds a checksum of its own: what does not agree is worked out again.
+    """
+    key = {
+        "source": what["source"],
+        "split": what["split"],
+        "size": what["size"],
+        "channels": what["channels"],
+        "crop": what["crop"],
+        "resize": what["resize"],
+        "images": len(images),
+        "pixels": images.checksum,
+        "network": features.checksum,
+        "method": METHOD,
+    }
+    path = _path(key)
+    found = FeatureSet(features, keep)
+    if not keep:
+        known = _read(path, key)
+        if known is not None:
+            found.moments = known
+            return found, True
+    with watch("features of the training images", len(images), "images") as advance:
+        for start in range(0, len(images), 1000):
+            part = images.take(np.arange(start, min(start + 1000, len(images))))
+            found.add(features(part))
+            advance(len(part))
+    _write(path, key, found.moments)
+    return found, False
+
+
+def _path(key: dict[str, Any]) -> Path:
+    code = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / FOLDER / f"{key['source']}-{key['size']}-{key['crop']}-{code}.safetensors"
+
+
+def _write(path: Path, key: dict[str, Any], moments: Moments) -> None:
+    make_folder(path.parent, "Statistics are kept there: set $DUALMCMC_DATA to another folder.")
+    tensors = {"mean": moments.mean.cpu(), "covariance": moments.covariance.cpu()}
+    header = {"key": json.dumps(key, sort_keys=True), "count": str(moments.count), "sha256": _checksum(tensors)}
+    with atomic(path) as temporary:
+        save_file(tensors, str(temporary), metadata=header)
+
+
+def _read(path: Path, key: dict[str, Any]) -> Moments | None:
+    """What was worked out before, if it is sound and of the same images and network."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(str(path), "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in ("mean", "covariance")}
+        count = int(header["count"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    if header.get("key") != json.dumps(key, sort_keys=True) or header.get("sha256") != _checksum(tensors):
+        return None
+    return Moments.known(count, tensors["mean"], tensors["covariance"])
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()

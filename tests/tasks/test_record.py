@@ -1,0 +1,69 @@
+import json
+import subprocess
+
+import pytest
+
+import dualmcmc
+from dualmcmc.tasks import record
+
+
+@pytest.fixture
+def run(finished_run):
+    return dualmcmc.load(finished_run, device="cpu", seed=4, overrides=["sampling.steps=70", "sampling.step_size=0.08"])
+
+
+def test_all_that_is_needed_to_repeat_it(run, finished_run, tmp_path):
+    made = record.entry(
+        run, "evaluate", "dualmcmc evaluate x", 1.23456, {"fid": 9.3}, samples=50, data={"checksum": "c"}
+    )
+    path = record.save(made, tmp_path / "results")
+    stored = json.loads(path.read_text())
+    assert stored["numbers"] == {"fid": 9.3}
+    assert (stored["task"], stored["command"], stored["seconds"]) == ("evaluate", "dualmcmc evaluate x", 1.235)
+    assert (stored["samples"], stored["seed"], stored["data"]) == (50, 4, {"checksum": "c"})
+    assert stored["x_chain"]["steps"] == 70
+    assert stored["x_chain"]["noise_std"] == pytest.approx((2 * 0.08 * 4e-6) ** 0.5)
+    assert stored["z_chain"]["sigma"] == run.config.teaching.sigma
+    assert stored["run"]["images"] == 128
+    assert stored["run"]["file"] == str(finished_run / "snapshot.safetensors")
+    assert len(stored["run"]["sha256"]) == 64
+    assert stored["time"].endswith("Z")
+    assert stored["torch"]
+    assert stored["device"].startswith("CPU")
+
+
+def test_nothing_is_overwritten_and_all_is_read_back(run, tmp_path):
+    for value in range(3):
+        record.save({**record.entry(run, "evaluate", "", 0, {"fid": value}), "time": "2026-01-01T00:00:00Z"}, tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.json").write_text("[1]")
+    (tmp_path / "half.json").write_text('{"task": "a", "time": "b", "numbers": 3}')
+    assert sorted(entry["numbers"]["fid"] for entry in record.read_all(tmp_path)) == [0, 1, 2]
+    assert record.read_all(tmp_path / "absent") == []
+
+
+def test_numbers_that_are_not_finite_are_kept_as_text(run, tmp_path):
+    path = record.save(record.entry(run, "inpaint", "", 0, {"psnr": float("inf")}), tmp_path)
+    assert json.loads(path.read_text())["numbers"] == {"psnr": "inf"}
+
+
+def test_the_commit_is_this_packages_own(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    package = tmp_path / "venv" / "dualmcmc" / "tasks"
+    package.mkdir(parents=True)
+    (package / "record.py").write_text("1")
+    (tmp_path / ".gitignore").write_text("venv\n")
+    monkeypatch.setattr(record, "__file__", str(package / "record.py"))
+    monkeypatch.setattr(record, "_installed_commit", lambda: "installed")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "a project that has dualmcmc in its environment")
+    assert record.commit() == "installed"
+    git("add", "-f", "venv")
+    git("commit", "-qm", "dualmcmc's own")
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
+    assert record.commit() == head
+    (package / "record.py").write_text("2")
+    assert record.commit() == head + "+"
