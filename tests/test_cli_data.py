@@ -219,14 +219,14 @@ def test_bad_input_is_one_line_and_nothing_is_written(call, words, hints, tmp_pa
     assert os.listdir(tmp_path) == ["file.txt"]
 
 
-def test_reconstructing_with_another_crop(call, finished_run, tmp_path):
+def test_reconstructing_with_another_crop(call, run_folder, tmp_path):
     (tmp_path / "a.png").write_bytes(makers.encoded(pixels(1, (8, 16))[0]))
     target = tmp_path / "r.png"
-    words = ("reconstruct", finished_run, "--images", tmp_path / "a.png", "--out", target, "--device", "cpu")
+    words = ("reconstruct", run_folder, "--images", tmp_path / "a.png", "--out", target, "--device", "cpu")
     assert call(*words, "--crop", "none", "--json").json["data"]["crop"] == "none"
     assert_refused(call(*words, "--crop", "nine"), "--crop nine")
     assert_refused(
-        call("reconstruct", finished_run, "--crop", "none", "--out", target), "--crop and --skip-bad are for --images"
+        call("reconstruct", run_folder, "--crop", "none", "--out", target), "--crop and --skip-bad are for --images"
     )
 
 

@@ -134,3 +134,50 @@ def test_an_energy_gives_one_number_a_sample():
         assert revise_x(net, torch.randn(3, 2), Chain(steps=1), None).shape == (3, 2)
     with pytest.raises(ValueError, match="one each"):
         revise_x(nn.Linear(2, 2), torch.randn(3, 2), Chain(steps=1), None)
+
+
+def test_held_numbers_stay_and_the_rest_is_a_chain_given_them():
+    """Of a correlated Gaussian: held at x1, x2 goes to its conditional mean."""
+    precision = torch.tensor([[2.0, 1.2], [1.2, 1.5]], dtype=torch.float64)
+    x = torch.tensor([[0.7, 3.0], [-1.0, 0.0]], dtype=torch.float64)
+    seen = torch.tensor([True, False])
+    end = revise_x(
+        lambda u: 0.5 * torch.einsum("bi,ij,bj->b", u, precision, u),
+        x,
+        Chain(steps=400, step_size=0.1, temperature=0),
+        observed=seen,
+    )
+    assert torch.equal(end[:, 0], x[:, 0])
+    assert torch.allclose(end[:, 1], -1.2 / 1.5 * x[:, 0], atol=1e-9)
+    noisy = revise_x(
+        lambda u: u.square().sum(1), x, Chain(steps=5, clamp=0.5), torch.Generator().manual_seed(0), observed=seen
+    )
+    assert torch.equal(noisy[:, 0], x[:, 0])  # noise and clamp leave it alone too
+    assert noisy[:, 1].abs().max() <= 0.5
+
+
+def test_the_clip_is_of_the_gradient_that_moves():
+    chain = Chain(steps=1, step_size=1.0, temperature=0, grad_clip=1.0)
+    x = torch.tensor([[100.0, 2.0]])
+    end = revise_x(lambda u: 0.5 * u.square().sum(1), x, chain, observed=torch.tensor([True, False]))
+    assert torch.allclose(end, torch.tensor([[100.0, 1.0]]))
+
+
+def test_a_z_chain_on_observed_pixels_has_their_posterior():
+    """Linear generator: the mean of p(z | observed) is that of ridge regression on the observed rows."""
+    torch.manual_seed(0)
+    weights = torch.randn(6, 2, dtype=torch.float64)
+    x = torch.randn(3, 6, dtype=torch.float64)
+    seen = torch.tensor([[1, 1, 0, 0, 1, 0], [0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.bool)
+    sigma = 0.5
+    trace = Trace()
+    z = revise_z(
+        lambda z: z @ weights.T, torch.zeros(3, 2, dtype=torch.float64), x, sigma,
+        Chain(steps=3000, step_size=0.01, temperature=0), trace=trace, observed=seen,
+    )  # fmt: skip
+    for index in range(3):
+        rows = weights[seen[index]]
+        expected = torch.linalg.solve(rows.T @ rows + sigma**2 * torch.eye(2), rows.T @ x[index, seen[index]])
+        assert torch.allclose(z[index], expected, atol=1e-8)
+        error = (x[index] - weights @ z[index])[seen[index]].square().mean()
+        assert torch.allclose(trace.mse[-1][index], error)

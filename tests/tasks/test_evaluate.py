@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import dualmcmc
+from dualmcmc import data
+from dualmcmc.data.store import Memory
+from dualmcmc.errors import UserError
+from dualmcmc.metrics import features as features_module
+from dualmcmc.metrics.features import Features, load_features
+from dualmcmc.pictures import to_uint8
+from dualmcmc.tasks.evaluate import evaluate
+from tests.networks import Tiny, random_layers, released, sha256
+
+
+@pytest.fixture
+def run(finished_run):
+    return dualmcmc.load(finished_run, device="cpu", seed=2)
+
+
+@pytest.fixture
+def images(run):
+    own = data.load(run.config.data)
+    return data.Images(Memory(own.train.first(200)), Memory(own.test.first(100)))
+
+
+def take():
+    return Features(Tiny(), 48, "cpu", standard=False, checksum="tiny")
+
+
+def fid(a, b):
+    """From the definition."""
+    a, b = a.double().numpy(), b.double().numpy()
+    ca, cb = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    root = scipy.linalg.sqrtm(ca @ cb).real
+    return ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(ca + cb - 2 * root)
+
+
+def test_the_distance_is_of_bytes_to_all_training_images_for_both_kinds(run, images, finished_run):
+    result = evaluate(run, images, ["fid"], 200, take())
+    again = dualmcmc.load(finished_run, device="cpu", seed=2)
+    ((start, revised),) = again.draw(200)
+    real = take()(images.train.tensor())
+    for numbers, samples in ((result.generator, start), (result.ebm, revised)):
+        expected = fid(take()(to_uint8(samples)), real)
+        assert numbers == {"frechet_own_network": pytest.approx(expected, abs=1e-3)}
+    assert result.generator != result.ebm
+    assert result.reconstruction == {}
+    assert {"reference", "drawing", "features", "numbers"} == set(result.seconds)
+
+
+def test_the_chain_is_the_one_asked_for(finished_run, images):
+    found = []
+    for steps in (0, 40):
+        run = dualmcmc.load(finished_run, "cpu", overrides=[f"sampling.steps={steps}"])
+        found.append(evaluate(run, images, ["fid"], 100, take()))
+    assert found[0].generator == found[0].ebm
+    assert found[1].generator == found[0].generator  # the same latents
+    assert found[1].ebm != found[0].ebm
+
+
+def test_every_metric(run, images, tmp_path, monkeypatch):
+    """With an Inception of random weights in the released layout, which has the classifier."""
+    path = released(tmp_path / "a.pth", random_layers(), 0.1 * torch.randn(1008, 2048))
+    monkeypatch.setattr(features_module, "RELEASE", sha256(path))
+    few = data.Images(Memory(images.train.first(12)), images.test)
+    result = evaluate(run, few, ["fid", "is", "kid", "precision", "recall", "ssim"], 12, load_features(path))
+    assert list(result.generator) == ["fid", "is", "is_std", "kid", "kid_std", "precision", "recall"]
+    assert result.generator["fid"] > 0
+    assert result.generator["is"] >= 1
+    assert 0 <= result.ebm["precision"] <= 1
+    assert set(result.reconstruction["inference"]) == {"ssim"}
+    assert result.left_out == {}
+
+
+def test_the_inception_score_is_left_out_without_the_classifier(run, images):
+    result = evaluate(run, images, ["fid", "is"], 20, take())
+    assert "is" not in result.generator
+    assert "needs the classifier" in result.left_out["is"]
+    with pytest.raises(UserError, match=r"nothing is left to measure.*needs the classifier"):
+        evaluate(run, images, ["is"], 20, take())
+
+
+def test_reconstructions_need_no_inception(run, images):
+    result = evaluate(run, images, ["mse", "psnr"])
+    assert set(result.reconstruction["inference+2"]) == {"mse", "mse_unit", "psnr"}
+    assert result.generator == {}
+    with pytest.raises(ValueError, match="need features"):
+        evaluate(run, images, ["fid"], 20)
+
+
+def test_bad_requests(run, images):
+    with pytest.raises(UserError, match=r"no metric 'fdi'.*Did you mean 'fid'"):
+        evaluate(run, images, ["fdi"], 20, take())
+    with pytest.raises(UserError, match="--samples must be at least 2"):
+        evaluate(run, images, ["fid"], 1, take())
