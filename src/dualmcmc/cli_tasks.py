@@ -359,12 +359,12 @@ def outliers(
     save_png(task.picture(result), job.target)
     lines = [
         f"known: {len(known.store)} {known.what}",
-        f"{'against':<20} {'images':>7} {'score':<15} AUROC   AUPR  FPR@95",
+        f"{'against':<24} {'images':>7} {'score':<15} AUROC   AUPR  FPR@95",
     ]
     for name, by_score in result.numbers.items():
         for score, r in by_score.items():
             lines.append(
-                f"{name:<20} {len(stores[name]):>7} {score:<15} {r['auroc']:.3f}  {r['aupr_outliers']:.3f}   "
+                f"{name:<24} {len(stores[name]):>7} {score:<15} {r['auroc']:.3f}  {r['aupr_outliers']:.3f}   "
                 f"{r['fpr95']:.3f}"
             )
     job.finish(

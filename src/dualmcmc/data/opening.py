@@ -103,7 +103,7 @@ def open_stores(
             notes.append(f"{name}: {len(store):,} of {counts[split]:,} {split} images are here")
         if isinstance(store, pack.Packed) and store.nbytes <= VERIFIED and not store.is_intact():
             raise UserError(f"'{store.path}' is damaged: its pixels are not those packed. Fetch or pack it again.")
-    if "test" in counts and "test" not in found:
+    if "test" in counts and "test" in wanted and "test" not in found:
         notes.append(f"{name}: its test split is not here")
     return found
 

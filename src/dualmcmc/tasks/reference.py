@@ -70,7 +70,7 @@ def reference(
         if known is not None:
             found.moments = known
             return found, True
-    with watch("features of the training images", len(images), "images") as advance:
+    with watch(f"features of {what['source']} {what['split']}", len(images), "images") as advance:
         for start in range(0, len(images), 1000):
             part = images.take(np.arange(start, min(start + 1000, len(images))))
             found.add(features(part))
