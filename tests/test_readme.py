@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_on_ones_own_modules_runs():
@@ -25,6 +27,19 @@ def test_the_example_on_a_trained_run_runs(finished_run):
     assert names["y"].shape == names["x"].shape == (64, 1, 8, 8)
 
 
-def test_every_link_leads_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (Path(__file__).parents[1] / target).exists(), target
+def test_the_example_of_using_a_run_runs(finished_run):
+    text = (ROOT / "docs" / "using.md").read_text()
+    (code,) = re.findall(r"<!-- using -->\n```python\n(.*?)```", text, re.S)
+    names: dict = {}
+    code = code.replace("runs/digits", str(finished_run)).replace("inference+10", "inference+2")
+    exec(compile(code, "using.md", "exec"), names)
+    assert names["path"].shape == (2, 9, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target

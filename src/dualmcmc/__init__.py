@@ -3,6 +3,7 @@
     run = dualmcmc.load("runs/digits")      # a trained run
     x = run.sample(64)                      # EBM samples; also revise_x, infer, revise_z,
                                             # reconstruct, generate, energy
+    dualmcmc.evaluate(run)                  # FID, MSE, PSNR, SSIM; also inpaint, interpolate, outliers
     config = dualmcmc.load_config("digits", ["train.batch=64"])
     dualmcmc.train(config, "runs/mine")     # what the command `dualmcmc train` calls
 
@@ -32,6 +33,11 @@ _HOMES = {
     "Gaussian": "dualmcmc.nets",
     "Trio": "dualmcmc.nets",
     "train": "dualmcmc.engine.loop",
+    "evaluate": "dualmcmc.tasks.evaluate",
+    "inpaint": "dualmcmc.tasks.inpaint",
+    "interpolate": "dualmcmc.tasks.interpolate",
+    "outliers": "dualmcmc.tasks.outliers",
+    "load_features": "dualmcmc.metrics.features",
     "Run": "dualmcmc.tasks.run",
     "load": "dualmcmc.tasks.run",
     "load_config": "dualmcmc.settings",
@@ -45,13 +51,19 @@ if TYPE_CHECKING:
     from dualmcmc.errors import Diverged, UserError
     from dualmcmc.langevin import Trace, revise_x, revise_z
     from dualmcmc.methods.dual_mcmc import Losses, Optimizers, dual_mcmc, step
+    from dualmcmc.metrics.features import load_features
     from dualmcmc.nets import Gaussian, Trio
     from dualmcmc.settings import load_config
+    from dualmcmc.tasks.evaluate import evaluate
+    from dualmcmc.tasks.inpaint import inpaint
+    from dualmcmc.tasks.interpolate import interpolate
+    from dualmcmc.tasks.outliers import outliers
     from dualmcmc.tasks.run import Run, load
 
 __all__ = [
     "Chain", "Config", "Diverged", "Gaussian", "Losses", "Optimizers", "Run", "Teaching", "Trace", "Trio",
-    "UserError", "dual_mcmc", "load", "load_config", "revise_x", "revise_z", "step", "train",
+    "UserError", "dual_mcmc", "evaluate", "inpaint", "interpolate", "load", "load_config", "load_features", "outliers",
+    "revise_x", "revise_z", "step", "train",
 ]  # fmt: skip
 
 

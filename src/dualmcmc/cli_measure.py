@@ -90,7 +90,7 @@ def evaluate(
     own = data.load(loaded.config.data, show)
     what = data.describe(loaded.config.data, own)
     say(what["notes"])
-    result = task.evaluate(loaded, own, wanted, samples, features, show)
+    result = task.evaluate(loaded, wanted, samples, own, features, show)
     left_out = missing | result.left_out
     job.finish(
         loaded,

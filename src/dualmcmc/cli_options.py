@@ -164,10 +164,9 @@ def metric_words(name: str) -> str:
 
 def feature_network(path: Path | None, device: Any, trust: bool) -> Any:
     """FID's network, from --inception or from the cache."""
-    from dualmcmc.data import weights
     from dualmcmc.metrics.features import load_features
 
-    return load_features(path or weights.find(), device, trust and path is not None)
+    return load_features(path, device, trust)
 
 
 def network_facts(features: Any) -> dict[str, Any] | None:

@@ -229,7 +229,7 @@ def revise(
         from dualmcmc.tasks.evaluate import evaluate as measure
 
         own = data.load(loaded.config.data, show)
-        result = measure(loaded, own, ["fid"], samples, features, show)
+        result = measure(loaded, ["fid"], samples, own, features, show)
         (name,) = result.generator
         numbers |= {f"{name}_before": result.generator[name], f"{name}_after": result.ebm[name]}
         lines.append(

@@ -38,7 +38,7 @@ def fid(a, b):
 
 
 def test_the_distance_is_of_bytes_to_all_training_images_for_both_kinds(run, images, finished_run):
-    result = evaluate(run, images, ["fid"], 200, take())
+    result = evaluate(run, ["fid"], 200, images, take())
     again = dualmcmc.load(finished_run, device="cpu", seed=2)
     ((start, revised),) = again.draw(200)
     real = take()(images.train.tensor())
@@ -54,7 +54,7 @@ def test_the_chain_is_the_one_asked_for(finished_run, images):
     found = []
     for steps in (0, 40):
         run = dualmcmc.load(finished_run, "cpu", overrides=[f"sampling.steps={steps}"])
-        found.append(evaluate(run, images, ["fid"], 100, take()))
+        found.append(evaluate(run, ["fid"], 100, images, take()))
     assert found[0].generator == found[0].ebm
     assert found[1].generator == found[0].generator  # the same latents
     assert found[1].ebm != found[0].ebm
@@ -65,7 +65,7 @@ def test_every_metric(run, images, tmp_path, monkeypatch):
     path = released(tmp_path / "a.pth", random_layers(), 0.1 * torch.randn(1008, 2048))
     monkeypatch.setattr(features_module, "RELEASE", sha256(path))
     few = data.Images(Memory(images.train.first(12)), images.test)
-    result = evaluate(run, few, ["fid", "is", "kid", "precision", "recall", "ssim"], 12, load_features(path))
+    result = evaluate(run, ["fid", "is", "kid", "precision", "recall", "ssim"], 12, few, load_features(path))
     assert list(result.generator) == ["fid", "is", "is_std", "kid", "kid_std", "precision", "recall"]
     assert result.generator["fid"] > 0
     assert result.generator["is"] >= 1
@@ -75,23 +75,30 @@ def test_every_metric(run, images, tmp_path, monkeypatch):
 
 
 def test_the_inception_score_is_left_out_without_the_classifier(run, images):
-    result = evaluate(run, images, ["fid", "is"], 20, take())
+    result = evaluate(run, ["fid", "is"], 20, images, take())
     assert "is" not in result.generator
     assert "needs the classifier" in result.left_out["is"]
     with pytest.raises(UserError, match=r"nothing is left to measure.*needs the classifier"):
-        evaluate(run, images, ["is"], 20, take())
+        evaluate(run, ["is"], 20, images, take())
 
 
 def test_reconstructions_need_no_inception(run, images):
-    result = evaluate(run, images, ["mse", "psnr"])
+    result = evaluate(run, ["mse", "psnr"], images=images)
     assert set(result.reconstruction["inference+2"]) == {"mse", "mse_unit", "psnr"}
     assert result.generator == {}
-    with pytest.raises(ValueError, match="need features"):
-        evaluate(run, images, ["fid"], 20)
+    with pytest.raises(UserError, match="'dualmcmc data fetch inception' gets them"):
+        evaluate(run, ["fid"], 20, images)
+
+
+def test_a_run_is_measured_on_its_own_images(run):
+    own = data.load(run.config.data)
+    assert evaluate(run, ["mse"]).reconstruction["inference"] == pytest.approx(
+        evaluate(run, ["mse"], images=own).reconstruction["inference"], rel=1e-6
+    )
 
 
 def test_bad_requests(run, images):
     with pytest.raises(UserError, match=r"no metric 'fdi'.*Did you mean 'fid'"):
-        evaluate(run, images, ["fdi"], 20, take())
+        evaluate(run, ["fdi"], 20, images, take())
     with pytest.raises(UserError, match="--samples must be at least 2"):
-        evaluate(run, images, ["fid"], 1, take())
+        evaluate(run, ["fid"], 1, images, take())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualmcmc import data
 from dualmcmc.errors import UserError, nearest
-from dualmcmc.metrics.features import Features
+from dualmcmc.metrics.features import Features, load_features
 from dualmcmc.metrics.frechet import frechet_distance
 from dualmcmc.metrics.kernel import inception_score, kernel_distance, precision_recall
 from dualmcmc.pictures import to_uint8
@@ -61,13 +61,13 @@ def check_metrics(names: Sequence[str]) -> list[str]:
 
 def evaluate(
     run: Run,
-    images: data.Images,
     metrics: Sequence[str] = DEFAULT,
     samples: int = 50_000,
+    images: data.Images | None = None,
     features: Features | None = None,
     watch: Watch = quiet,
 ) -> Evaluation:
-    """Measure a run on its own images. `features`: FID's network (`load_features`), for what is of samples.
+    """Measure a run. `images`: None for its own; `features`: None for FID's network as it was fetched.
 
     Memory does not grow with the samples, but for KID, precision, recall and IS, which need all features.
     """
@@ -76,12 +76,13 @@ def evaluate(
         raise UserError(f"--samples must be at least 2, not {samples}.")
     result = Evaluation()
     of_samples = [name for name in wanted if name in OF_SAMPLES]
+    if of_samples:
+        features = features or load_features(device=run.device)
+    images = images or data.load(run.config.data, watch)
     if "is" in of_samples and features is not None and not features.has_classifier:
         result.left_out["is"] = NO_CLASSIFIER
         of_samples.remove("is")
-    if of_samples:
-        if features is None:
-            raise ValueError(f"{', '.join(of_samples)} need features: give load_features(...)")
+    if of_samples and features is not None:
         _measure_samples(result, run, images, of_samples, samples, features, watch)
     of_reconstructions = {name for name in wanted if name in OF_RECONSTRUCTIONS}
     if of_reconstructions:

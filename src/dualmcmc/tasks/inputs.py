@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
 
 def images_for(
-    run: Run, path: Path | None, crop: Crop | None = None, skip_bad: bool = False, watch: Watch = quiet
+    run: Run, path: Path | str | None = None, crop: Crop | None = None, skip_bad: bool = False, watch: Watch = quiet
 ) -> Given:
     """A user's images at `path`, brought to the run's shape, or the run's own held-out ones.
 
@@ -51,7 +51,7 @@ def images_for(
     file of another shape is refused.
     """
     if path is not None:
-        return _opened(run, "folder", path, crop, skip_bad, watch, f"images of {path}")
+        return _opened(run, "folder", Path(path), crop, skip_bad, watch, f"images of {path}")
     own = data.load(run.config.data, watch)
     return Given(*own.held_out(), data.describe(run.config.data, own))
 
