@@ -79,6 +79,7 @@ def test_options_of_the_chains(call, run_folder):
 
 
 def test_a_long_run(call, run_folder):
+    assert call("sample", run_folder, "-n", 3, "--long-run", 50, "--json").json["x_chain"]["steps"] == 50
     answer = call("sample", run_folder, "-n", 3, "--long-run", 50)
     assert "3 chains of 50 steps: all finite" in answer.out
     assert (run_folder / "long-run.png").exists()
@@ -117,6 +118,11 @@ def test_outliers_from_several_places(call, run_folder, tmp_path):
     assert set(answer["numbers"]["own"]["energy"]) == {"auroc", "aupr_outliers", "aupr_known", "fpr95"}
     assert answer["images"] == {"known": 359, "digits": 1797, "own": 5}
     assert answer["against"]["own"]["checksum"]
+    shutil.copytree(tmp_path / "own", tmp_path / "more" / "own")
+    shutil.copytree(tmp_path / "own", tmp_path / "known")
+    places = f"{tmp_path / 'own'},{tmp_path / 'more' / 'own'},{tmp_path / 'known'}"
+    answer = call("outliers", run_folder, "--against", places, "--json").json
+    assert answer["images"] == {"known": 359, "own": 5, "own-2": 5, "known-2": 5}
     for against, said in [("nosuch", "no named set"), (",", "--against is empty"), ("svhn", "data fetch svhn")]:
         assert_refused(call("outliers", run_folder, "--against", against), said)
     assert_refused(call("outliers", run_folder, "--against", "digits", "--scores", "engery"), "Did you mean 'energy'")
@@ -188,6 +194,13 @@ def test_a_network_of_ones_own_is_not_called_fid(call, run_folder, tmp_path):
     )
 
 
+def test_trust_is_for_the_file_that_was_named(call, run_folder, cache, tmp_path):
+    (cache / "inception").mkdir()
+    own_network(cache / "inception" / "inception-2015-12-05.pth")  # not what was fetched there
+    words = ("evaluate", run_folder, "--metrics", "fid", "--samples", 9, "--trust-inception")
+    assert_refused(call(*words), "none of the published")
+
+
 def test_bad_measurements(call, run_folder):
     assert_refused(call("evaluate", run_folder, "--metrics", "fdi"), "Did you mean 'fid'")
     assert_refused(call("evaluate", run_folder, "--metrics", ","), "--metrics is empty")
@@ -202,8 +215,21 @@ def test_revision_with_the_distance_before_and_after(call, run_folder, tmp_path)
     answer = call("revise", run_folder, "-n", 4, *words, "--json").json
     assert answer["numbers"]["frechet_own_network_before"] > 0
     assert answer["numbers"]["frechet_own_network_after"] > 0
+    measured = call("evaluate", run_folder, "--metrics", "fid", *words[1:], "--json").json["numbers"]
+    for kind, when in (("generator", "before"), ("ebm", "after")):
+        assert measured[kind]["frechet_own_network"] == answer["numbers"][f"frechet_own_network_{when}"]
+    assert answer["reference"]["images"] == 1438
     assert "Fréchet (own network)" in call("revise", run_folder, "-n", 4, *words).out
     assert_refused(call("revise", run_folder, "--fid"), "'dualmcmc data fetch inception' gets them")
+    assert_refused(call("revise", run_folder, "--every", 0), "--every")
+    assert call("revise", run_folder, "-n", 2, "--steps", 7, "--json").json["numbers"]["frames_x"] == [0, 3, 6, 7]
+
+
+def test_a_chain_that_goes_astray_is_recorded_as_it_was(call, run_folder):
+    answer = call("revise", run_folder, "-n", 2, "--step-size", 1e38, "--temperature", 1e38, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["numbers"]["energy"][-1] in ("nan", "inf", "-inf")
+    assert call("report", run_folder).code == 0
 
 
 def test_the_distance_between_two_sets(call, tmp_path):

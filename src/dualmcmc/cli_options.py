@@ -64,8 +64,9 @@ class Job:
     """One call: it knows when it began, and records and prints how it ended."""
 
     def __init__(self, path: Path, task: str, out: Path | None, *endings: str) -> None:
-        self.task, self._path, self._began = task, path, time.monotonic()
-        home = path.parent if path.suffix == ".safetensors" else path
+        self.task, self._began = task, time.monotonic()
+        path = path.expanduser()
+        self._path, home = path, path.parent if path.suffix == ".safetensors" else path
         self.target = out or home / f"{task}.png"
         if home.is_dir() or out is not None:  # else the run is missing, which is better said of the run
             check_target(self.target, *(endings or (".png",)))

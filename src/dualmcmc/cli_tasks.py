@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import Given
 
 
+MOST_IMAGES = 10_000  # in the picture of an interpolation
+
+
 def sample(
     run: RunPath,
     n: Annotated[int, typer.Option("-n", help="How many.")] = 64,
@@ -163,6 +166,8 @@ def interpolate(
     loaded = load_run(run, device, ema, seed, z_steps=z_steps)
     given = given_images(loaded, images, crop, skip_bad)
     ends = from_uint8(given.store.first(2 * pairs).to(loaded.device))
+    if pairs * points > MOST_IMAGES:
+        raise UserError(f"{pairs} pairs of {points} points are more than {MOST_IMAGES:,} images: take fewer.")
     found = {
         "prior": task.interpolate(loaded, *task.prior_pairs(loaded, pairs), points, spherical),
         "inferred": task.interpolate(loaded, *task.inferred_pairs(loaded, ends), points, spherical),
@@ -185,7 +190,7 @@ def revise(
     skip_bad: SkipBad = False,
     n: Annotated[int, typer.Option("-n", help="Chains that the numbers are means of.", min=1, max=10_000)] = 64,
     rows: Annotated[int, typer.Option(help="Chains shown.", min=1, max=100)] = 6,
-    every: Annotated[int | None, typer.Option(help="Steps between two frames of x. [default: 3]")] = None,
+    every: Annotated[int, typer.Option(help="Steps between two frames of x.", min=1)] = 3,
     steps: Steps = None,
     step_size: StepSize = None,
     temperature: Temperature = None,
@@ -215,7 +220,7 @@ def revise(
     loaded = load_run(run, device, ema, seed, steps, step_size, temperature, z_steps, batch)
     given = given_images(loaded, images, crop, skip_bad)
     features = feature_network(inception, loaded.device, trust_inception) if fid else None
-    x = task.film_x(loaded, n, every or 3)
+    x = task.film_x(loaded, n, every)
     z = task.film_z(loaded, given.store.first(n), 1)
     save_png(task.picture(x, z, rows), job.target)
     energy, mse = x.means(), z.means()
@@ -224,12 +229,14 @@ def revise(
         f"x-chain, {len(energy) - 1} steps: mean energy {energy[0]:.4g} -> {energy[-1]:.4g} ({n} chains)",
         f"z-chain, {len(mse) - 1} steps: MSE {mse[0]:.4g} -> {mse[-1]:.4g} ({min(n, len(given.store))} {given.what})",
     ]
+    reference: dict[str, Any] = {}
     if features is not None:
         from dualmcmc import data
         from dualmcmc.tasks.evaluate import evaluate as measure
 
         own = data.load(loaded.config.data, show)
         result = measure(loaded, ["fid"], samples, own, features, show)
+        reference = {"samples": samples, "reference": data.describe(loaded.config.data, own)}
         (name,) = result.generator
         numbers |= {f"{name}_before": result.generator[name], f"{name}_after": result.ebm[name]}
         lines.append(
@@ -241,9 +248,10 @@ def revise(
         numbers,
         lines,
         as_json,
-        samples=samples if fid else n,
+        chains=n,
         data=given.origin,
         inception=network_facts(features),
+        **reference,
     )
 
 
@@ -274,7 +282,7 @@ def inpaint(
     """Hide a part of each image and fill it in, in three stages.
 
     Inference + generator; + z-chain; + x-chain. Columns of the picture: image, occluded, the three stages.
-    Both chains use the observed pixels only, and these stay as they are.
+    Of what was there only the observed pixels are used, and in the pictures they stay as they are.
     """
     from dualmcmc.pictures import save_png
     from dualmcmc.progress import show
@@ -353,7 +361,11 @@ def outliers(
     for word in words:
         name, given = set_for(loaded, word, checked_crop(crop) if crop else None, skip_bad, show)
         say(given.origin["notes"])
-        sets[name if name not in ("known", *sets) else word] = given.first(n)
+        number, key = 1, name
+        while key in (task.KNOWN, *sets):
+            number += 1
+            key = f"{name}-{number}"
+        sets[key] = given.first(n)
     stores = {name: given.store for name, given in sets.items()}
     result = task.outliers(loaded, known.store, stores, chosen, show)
     save_png(task.picture(result), job.target)

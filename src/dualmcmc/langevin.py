@@ -131,7 +131,7 @@ def revise_z(
     the pixels that are known: the squared error is over these alone, so the chain is on p(z | observed).
     """
     seen = None if observed is None else observed.expand(x.shape).to(x)
-    known = x if seen is None else x * seen
+    known = x if observed is None else torch.where(observed, x, 0)
     numbers = x[0].numel() if seen is None else seen.flatten(1).sum(1).clamp(min=1)
 
     def negative_log_joint(state: Tensor) -> Tensor:

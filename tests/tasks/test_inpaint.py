@@ -32,6 +32,26 @@ def test_observed_pixels_are_untouched_and_hidden_ones_are_filled(run, x, word):
     assert not moved[seen.expand_as(moved)].any()
 
 
+def test_what_each_stage_is(run, x):
+    seen = observed("M40", len(x), 8)
+    occluded = torch.where(seen, x, 0.0)  # hidden pixels at mid-grey
+    first, second, third = _repeat(run, x, seen)
+    z = run.infer(occluded).mean
+    assert torch.allclose(first[1], run.generate(z))
+    run.rng.manual_seed(3)
+    z = run.revise_z(z, occluded, observed=seen)
+    assert torch.allclose(second[1], run.generate(z))
+    assert torch.allclose(third[0], run.revise_x(second[0], observed=seen), atol=1e-2)  # the noise is small
+    assert torch.allclose(third[1], run.revise_x(second[1]), atol=1e-2)
+    assert not torch.allclose(third[1], third[0], atol=0.1)
+
+
+def test_one_mask_for_all_images(run, x):
+    run = dualmcmc.load(run.file, "cpu", overrides=["sampling.batch=7"])
+    seen = observed("M40", 1, 8)
+    assert torch.equal(_repeat(run, x, seen)[2][0], _repeat(run, x, seen.expand(len(x), -1, -1, -1))[2][0])
+
+
 def test_only_observed_pixels_are_used(run, x):
     """What is hidden may be anything: the recovery is the same."""
     seen = observed("M40", len(x), 8)

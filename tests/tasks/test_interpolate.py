@@ -52,6 +52,8 @@ def test_the_ends_of_chains_too(learned):
 
 
 def test_numbers_and_picture(learned):
+    a, b = prior_pairs(learned, 3)
+    assert not torch.equal(a, b)
     found = interpolate(learned, *prior_pairs(learned, 3), points=6)
     assert found.images.shape == (3, 6, 1, 8, 8)
     steps = (found.images[:, 1:] - found.images[:, :-1]).square().mean((2, 3, 4)).sqrt()

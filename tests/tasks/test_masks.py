@@ -35,6 +35,18 @@ def test_random_blocks_are_blocks():
     assert (neighbours[inner]).double().mean() > 0.95
 
 
+def test_random_blocks_reach_every_pixel():
+    assert (~observed("R40", 200, 32)).any(0).all()
+
+
+def test_centre_blocks_of_an_odd_rest_and_at_the_extremes():
+    hidden = ~observed("M20", 1, 28)[0, 0]  # 9 of 28: one more to the right and below
+    assert torch.where(hidden)[0].unique().tolist() == list(range(9, 18))
+    for size in (8, 28, 32):
+        assert int((~observed("M1", 1, size)).sum()) == 1
+        assert observed("M63", 1, size).any()
+
+
 def test_random_blocks_follow_the_seed_and_the_image():
     assert torch.equal(observed("R30", 6, 32, seed=1), observed("R30", 6, 32, seed=1))
     assert not torch.equal(observed("R30", 6, 32, seed=1), observed("R30", 6, 32, seed=2))
@@ -43,7 +55,7 @@ def test_random_blocks_follow_the_seed_and_the_image():
 
 def test_a_picture_of_ones_own(tmp_path):
     pixels = np.zeros((16, 32, 3), np.uint8)
-    pixels[:, 16:] = 255
+    pixels[:, 16:] = 128  # this and more hides
     Image.fromarray(pixels).save(tmp_path / "right.png")
     mask = observed(str(tmp_path / "right.png"), 3, 8)
     assert mask.shape == (3, 1, 8, 8)

@@ -58,6 +58,9 @@ def test_likeness_is_a_mean_over_images_not_over_parts():
     parts.add(x[:1], y[:1])
     parts.add(x[1:], y[1:])
     assert parts.numbers() == pytest.approx(whole.numbers())
+    outside = Likeness()
+    outside.add(torch.ones(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.7))  # cut off, as in a picture
+    assert outside.numbers()["mse"] == 0
 
 
 def test_the_papers_comparison_of_starts(learned):
@@ -71,6 +74,23 @@ def test_the_papers_comparison_of_starts(learned):
     x = from_uint8(images.tensor())
     alone = float((learned.reconstruct(x, steps=0) - x).square().mean())
     assert found["inference"]["mse"] == pytest.approx(alone, rel=1e-5)
+    assert found == compare_starts(learned, images)  # whatever was drawn before
+
+
+def test_chains_from_noise_have_the_length_they_say(learned, monkeypatch):
+    images, asked = Memory(images_for(learned, None).store.first(10)), []
+    real = learned.revise_z
+
+    def counted(z, x, steps=None, rng=None):
+        asked.append((z, steps))
+        return real(z, x, steps, rng)
+
+    monkeypatch.setattr(learned, "revise_z", counted)
+    compare_starts(learned, images)
+    (first, _), *chain = asked
+    assert [steps for _, steps in chain] == [2, 8, 5, 5, 5, 5]  # 2, 10, 15, 20, 25, 30 in all
+    assert torch.equal(first, learned.infer(from_uint8(images.tensor())).mean)
+    assert torch.equal(chain[0][0], learned.prior(10, learned.stream("from noise")))
 
 
 def test_a_chain_looked_at_on_its_way_is_the_same_chain(learned):

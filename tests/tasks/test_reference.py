@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,15 @@ def test_damage_is_seen_and_worked_out_again(images, cache, damage):
     assert not cached
     assert torch.equal(found.moments.mean, expected)
     assert reference(images, WHAT, take)[1]  # mended
+
+
+def test_a_long_name_and_a_cache_that_cannot_be_written_to(images, cache):
+    take, _ = features()
+    reference(images, WHAT | {"source": "n" * 250}, take)
+    assert reference(images, WHAT | {"source": "n" * 250}, take)[1]
+    shutil.rmtree(cache / "statistics")
+    (cache / "statistics").write_text("in the way")
+    assert reference(images, WHAT, take)[0].moments.count == 60
 
 
 def test_all_features_are_kept_only_where_they_are_wanted(images):

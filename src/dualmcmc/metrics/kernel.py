@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,7 @@ def kernel_distance(samples: Tensor, real: Tensor, seed: int = 0) -> tuple[float
     """KID (Binkowski et al., 2018): mean and standard deviation over 100 pairs of subsets of up to 1,000."""
     from torchmetrics.image.kid import KernelInceptionDistance
 
-    with _quietly(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with warnings.catch_warnings(action="ignore"), _seeded(seed):  # it warns that features are kept
         metric = KernelInceptionDistance(nn.Identity(), SUBSETS, min(SUBSET, len(samples), len(real)))
         metric.to(samples.device)
         metric.update(real.to(samples).double(), real=True)
@@ -32,8 +33,7 @@ def inception_score(class_scores: Tensor, seed: int = 0) -> tuple[float, float]:
     """IS (Salimans et al., 2016): mean and standard deviation over ten parts, in random order."""
     from torchmetrics.image.inception import InceptionScore
 
-    with _quietly(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with warnings.catch_warnings(action="ignore"), _seeded(seed):  # it warns that features are kept
         metric = InceptionScore(nn.Identity(), splits=SPLITS).to(class_scores.device)
         metric.update(class_scores)
         mean, deviation = metric.compute()
@@ -62,9 +62,9 @@ def _within_reach(points: Tensor, centres: Tensor) -> float:
     return float(torch.cat(inside).double().mean())
 
 
-class _quietly(warnings.catch_warnings):  # noqa: N801 - used as a function
-    """torchmetrics warns that features are kept: that is what is wanted here."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.simplefilter("ignore")
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's global CPU source, which torchmetrics draws from, seeded for a while; those of GPUs are left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -55,9 +55,11 @@ def _flat(numbers: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, dict):
             yield from _flat(value, f"{words} ")
         elif isinstance(value, list):
-            if value and all(isinstance(item, (int, float)) for item in value):
-                yield words, f"{value[0]:.4g} to {value[-1]:.4g}"
-        elif isinstance(value, float):
-            yield words, f"{value:.4g}"
+            if value:
+                yield words, f"{_short(value[0])} to {_short(value[-1])}"
         else:
-            yield words, str(value)
+            yield words, _short(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

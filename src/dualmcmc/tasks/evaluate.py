@@ -143,7 +143,7 @@ def sample_features(
             last = time.monotonic()
 
     with watch("samples, generator and EBM", count, "images") as advance:
-        for parts in run.draw(count):
+        for parts in run.draw(count, rng=run.stream("prior"), noise=run.stream("x-chain")):
             lap("drawing")
             for target, part in zip(found, parts, strict=True):
                 target.add(features(to_uint8(part)))

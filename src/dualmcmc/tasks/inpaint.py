@@ -42,18 +42,21 @@ class Inpainting:
     hidden: float  # share of the pixels
 
 
-def complete(run: Run, x: Tensor, seen: Tensor, z_steps: int | None = None) -> list[tuple[Tensor, Tensor]]:
+def complete(
+    run: Run, x: Tensor, seen: Tensor, z_steps: int | None = None, rng: torch.Generator | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """(completed, generated) after each of the three stages, for images x (B, C, H, W), seen (B, 1, H, W).
 
     Only the pixels that are seen are used.
     """
+    x, seen = x.to(run.device), seen.to(run.device)
     occluded = torch.where(seen, x, FILL)
     z = run.infer(occluded).mean
     first = run.generate(z)
-    second = run.generate(run.revise_z(z, occluded, z_steps, observed=seen))
+    second = run.generate(run.revise_z(z, occluded, z_steps, rng, observed=seen))
     stages = [(torch.where(seen, occluded, made), made) for made in (first, second)]
     completed, made = stages[-1]
-    return [*stages, (run.revise_x(completed, observed=seen), run.revise_x(made))]
+    return [*stages, (run.revise_x(completed, rng=rng, observed=seen), run.revise_x(made, rng=rng))]
 
 
 def inpaint(
@@ -62,13 +65,15 @@ def inpaint(
     """Hide a part of each image and fill it in; the first `keep` are kept. Memory stays bounded."""
     generated, completed = ({stage: Likeness() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
-    hidden = 0.0
+    hidden, rng = 0.0, run.stream("inpaint")
     for part, x in batches(run, images, watch, "inpainting"):
         seen = observed(mask, len(x), run.config.data.size, run.seed, int(part[0])).to(run.device)
         hidden += float((~seen).double().mean((1, 2, 3)).sum())
         shown = max(0, keep - int(part[0]))
         kept[0].append(_bytes(torch.where(seen, x, FILL)[:shown]))
-        for number, (stage, (filled, made)) in enumerate(zip(STAGES, complete(run, x, seen, z_steps), strict=True), 1):
+        for number, (stage, (filled, made)) in enumerate(
+            zip(STAGES, complete(run, x, seen, z_steps, rng), strict=True), 1
+        ):
             generated[stage].add(x, made)
             completed[stage].add(x, filled)
             kept[number].append(_bytes(filled[:shown]))

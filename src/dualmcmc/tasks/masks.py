@@ -30,9 +30,9 @@ def observed(word: str, count: int, size: int, seed: int = 0, first: int = 0) ->
         return _from_file(Path(word).expanduser(), size).expand(count, 1, size, size)
     number = int(kind[2])
     if kind[1] == "M":
-        side = round(number / PAPER_SIDE * size)
         if not 0 < number < PAPER_SIDE:
             raise UserError(f"--mask {word}: the side of the block is of 64 pixels, so M1 to M{PAPER_SIDE - 1}.")
+        side = min(max(1, round(number / PAPER_SIDE * size)), size - 1)  # it hides something, and not all
         top = (size - side) // 2
         mask = torch.ones(1, 1, size, size, dtype=torch.bool)
         mask[..., top : top + side, top : top + side] = False

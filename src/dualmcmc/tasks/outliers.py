@@ -25,6 +25,7 @@ SCORES = {
     "typicality": "|E(x) - mean E of training images|",
     "reconstruction": "MSE of inference + z-chain, pixels in [-1, 1]",
 }
+KNOWN = "known"  # what the run's own images are called among the sets
 TYPICAL = 10_000  # training images that the mean energy is taken of
 
 
@@ -47,25 +48,28 @@ def check_scores(names: list[str]) -> list[str]:
 def outliers(run: Run, known: Store, others: Mapping[str, Store], scores: list[str], watch: Watch = quiet) -> Detection:
     """Score the run's held-out images `known` and those of `others`; higher means more of an outlier."""
     check_scores(scores)
-    sets = {"known": known, **others}
+    if KNOWN in others:
+        raise UserError(f"a set cannot be called '{KNOWN}': that is what the run's own images are called.")
+    sets = {KNOWN: known, **others}
+    rng = run.stream("z-chain")
     middle = _mean_energy(run, watch) if "typicality" in scores else 0.0
     found: dict[str, dict[str, Tensor]] = {score: {} for score in scores}
     for name, store in sets.items():
         parts: dict[str, list[Tensor]] = {score: [] for score in scores}
         for _, x in batches(run, store, watch, f"scoring {name}"):
             for score in scores:
-                parts[score].append(_score(run, score, x, middle).double().cpu())
+                parts[score].append(_score(run, score, x, middle, rng).double().cpu())
         for score in scores:
             found[score][name] = torch.cat(parts[score])
-    numbers = {
-        name: {score: detection(found[score]["known"], found[score][name]) for score in scores} for name in others
-    }
+            if not found[score][name].isfinite().all():
+                raise UserError(f"the {score} of some images of {name} is not finite: the run has diverged there.")
+    numbers = {name: {score: detection(found[score][KNOWN], found[score][name]) for score in scores} for name in others}
     return Detection(found, numbers)
 
 
-def _score(run: Run, score: str, x: Tensor, middle: float) -> Tensor:
+def _score(run: Run, score: str, x: Tensor, middle: float, rng: torch.Generator) -> Tensor:
     if score == "reconstruction":
-        return squared_errors(x, run.reconstruct(x))
+        return squared_errors(x, run.reconstruct(x, rng=rng))
     energy = run.energy(x)
     return (energy - middle).abs() if score == "typicality" else energy
 

@@ -26,6 +26,7 @@ class Likeness:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Images x and what was made of them, y, both in [-1, 1]."""
+        y = y.clamp(-1, 1)  # as a picture of it would be; a chain on x can leave the range
         self._count += len(x)
         self._totals += torch.stack([squared_errors(x, y).sum(), psnr(x, y).sum(), ssim(x, y).sum()]).cpu()
 
@@ -57,9 +58,10 @@ def reconstruct(
     """Images through I and G, without and with the z-chain; the first `keep` are kept. Memory stays bounded."""
     likeness = (Likeness(), Likeness())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
+    rng = run.stream("z-chain")
     for part, x in batches(run, images, watch, "reconstructing"):
         for kind, length in enumerate((0, steps)):
-            y = run.reconstruct(x, length)
+            y = run.reconstruct(x, length, rng)
             likeness[kind].add(x, y)
             kept[kind].append(to_uint8(y[: max(0, keep - int(part[0]))]).cpu())
     inferred, rebuilt = (torch.cat(pieces) for pieces in kept)
@@ -89,12 +91,13 @@ def compare_starts(run: Run, images: Store, watch: Watch = quiet) -> dict[str, d
     own = run.config.teaching.z_chain.steps
     after = sorted({own, *FROM_NOISE})
     found = {"inference": Likeness(), f"inference+{own}": Likeness()} | {f"noise+{k}": Likeness() for k in after}
+    inferred, from_noise = run.stream("z-chain"), run.stream("from noise")
     for _, x in batches(run, images, watch, "reconstructing"):
         z = run.infer(x).mean
         found["inference"].add(x, run.generate(z))
-        found[f"inference+{own}"].add(x, run.generate(run.revise_z(z, x)))
-        z, done = run.prior(len(x)), 0
+        found[f"inference+{own}"].add(x, run.generate(run.revise_z(z, x, rng=inferred)))
+        z, done = run.prior(len(x), from_noise), 0
         for steps in after:
-            z, done = run.revise_z(z, x, steps - done), steps
+            z, done = run.revise_z(z, x, steps - done, from_noise), steps
             found[f"noise+{steps}"].add(x, run.generate(z))
     return {name: likeness.numbers() for name, likeness in found.items()}

@@ -15,7 +15,8 @@ import torch
 
 from dualmcmc import __version__
 from dualmcmc.engine.device import describe
-from dualmcmc.files import digest, make_folder, to_json, write_text
+from dualmcmc.errors import CannotWrite
+from dualmcmc.files import make_folder, to_json, write_text
 from dualmcmc.tasks.run import Run
 
 FOLDER = "results"
@@ -41,7 +42,7 @@ def describe_run(run: Run) -> dict[str, Any]:
             "images": run.images,
             "ema": run.ema,
             "file": None if run.file is None else str(run.file),
-            "sha256": None if run.file is None else digest(run.file, "sha256").hexdigest(),
+            "sha256": run.sha256,
         },
         "x_chain": asdict(run.config.sampling_chain) | {"noise_std": run.config.sampling_chain.noise_std},
         "z_chain": asdict(run.config.teaching.z_chain) | {"sigma": run.config.teaching.sigma},
@@ -69,9 +70,15 @@ def save(made: dict[str, Any], folder: Path) -> Path:
     stamp = str(made["time"]).replace("-", "").replace(":", "")
     path = folder / f"{made['task']}-{stamp}.json"
     number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{made['task']}-{stamp}-{number}.json"
+    while True:
+        try:
+            path.touch(exist_ok=False)  # taken: another process that ends now takes the next
+            break
+        except FileExistsError:
+            number += 1
+            path = folder / f"{made['task']}-{stamp}-{number}.json"
+        except OSError as error:
+            raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
     write_text(path, json.dumps(json.loads(to_json(made)), indent=2) + "\n")
     return path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from dualmcmc.data.cache import cache_folder
 from dualmcmc.data.store import Store
+from dualmcmc.errors import UserError
 from dualmcmc.files import atomic, make_folder
 from dualmcmc.metrics.features import Features
 from dualmcmc.metrics.frechet import Moments
@@ -66,7 +68,7 @@ def reference(
     path = _path(key)
     found = FeatureSet(features, keep)
     if not keep:
-        known = _read(path, key)
+        known = _read(path, key, features.device)
         if known is not None:
             found.moments = known
             return found, True
@@ -75,7 +77,8 @@ def reference(
             part = images.take(np.arange(start, min(start + 1000, len(images))))
             found.add(features(part))
             advance(len(part))
-    _write(path, key, found.moments)
+    with suppress(UserError):  # a cache that cannot be written to costs the next call time, not this one its result
+        _write(path, key, found.moments)
     # as they will come from the cache, so that the next number is the same to the last digit
     found.moments = Moments.known(len(images), found.moments.mean, found.moments.covariance)
     return found, False
@@ -83,7 +86,7 @@ def reference(
 
 def _path(key: dict[str, Any]) -> Path:
     code = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / FOLDER / f"{key['source']}-{key['size']}-{key['crop']}-{code}.safetensors"
+    return cache_folder() / FOLDER / f"{key['source'][:60]}-{key['size']}-{key['crop']}-{code}.safetensors"
 
 
 def _write(path: Path, key: dict[str, Any], moments: Moments) -> None:
@@ -94,7 +97,7 @@ def _write(path: Path, key: dict[str, Any], moments: Moments) -> None:
         save_file(tensors, str(temporary), metadata=header)
 
 
-def _read(path: Path, key: dict[str, Any]) -> Moments | None:
+def _read(path: Path, key: dict[str, Any], device: torch.device) -> Moments | None:
     """What was worked out before, if it is sound and of the same images and network."""
     if not path.exists():
         return None
@@ -107,7 +110,7 @@ def _read(path: Path, key: dict[str, Any]) -> Moments | None:
         return None
     if header.get("key") != json.dumps(key, sort_keys=True) or header.get("sha256") != _checksum(tensors):
         return None
-    return Moments.known(count, tensors["mean"], tensors["covariance"])
+    return Moments.known(count, tensors["mean"].to(device), tensors["covariance"].to(device))
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

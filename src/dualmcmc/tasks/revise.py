@@ -41,17 +41,19 @@ class Film:
 
 def film_x(run: Run, n: int = 64, every: int | None = None) -> Film:
     """The x-chain from n generator samples."""
+    run.check_traced(n)
     trace = Trace(every=_every(every, run.config.sampling_chain.steps))
-    run.revise_x(run.generate(run.prior(n)), trace=trace)
+    run.revise_x(run.generate(run.prior(n, run.stream("prior"))), rng=run.stream("x-chain"), trace=trace)
     frames = [to_uint8(state).cpu() for state in trace.states]
     return Film(frames, trace.kept_at, torch.stack(trace.potential).cpu(), "Energy over the x-chain", "energy")
 
 
 def film_z(run: Run, images: Tensor, every: int | None = None) -> Film:
     """The z-chain on byte images, from inference alone; the originals are the last frame."""
+    run.check_traced(len(images))
     x = from_uint8(images.to(run.device))
     trace = Trace(every=_every(every, run.config.teaching.z_chain.steps))
-    run.revise_z(run.infer(x).mean, x, trace=trace)
+    run.revise_z(run.infer(x).mean, x, rng=run.stream("z-chain"), trace=trace)
     frames = [to_uint8(run.generate(state)).cpu() for state in trace.states]
     values = torch.stack(trace.mse).cpu()
     return Film([*frames, images.cpu()], trace.kept_at, values, "MSE over the z-chain", "MSE per pixel, [-1, 1]")

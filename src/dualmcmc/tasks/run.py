@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from dualmcmc import rng as random_numbers
 from dualmcmc import settings
 from dualmcmc.config import Chain, Config
 from dualmcmc.engine import checkpoint
-from dualmcmc.engine.device import pick
+from dualmcmc.engine.device import make_repeatable, pick
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.state import load_live_trio, read_config
 from dualmcmc.errors import UserError
+from dualmcmc.files import digest
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, build
 from dualmcmc.nets.frozen import sampling_mode
@@ -39,9 +41,10 @@ class Run:
         seed: int = 0,
         file: Path | None = None,
         ema: bool = True,
+        sha256: str | None = None,
     ) -> None:
         self.config, self.device, self.images, self.seed = config, device, images, seed
-        self.file, self.ema = file, ema  # where the weights come from, and whether they are averaged
+        self.file, self.sha256, self.ema = file, sha256, ema  # of the weights: whence, which, whether averaged
         self.trio = trio.to(device).eval().requires_grad_(False)
         self.rng = random_numbers.generator(random_numbers.derive(seed, random_numbers.Stream.USE), device)
 
@@ -52,13 +55,30 @@ class Run:
         return torch.cat([revised for _, revised in self.draw(n, steps, rng)])
 
     def draw(
-        self, n: int, steps: int | None = None, rng: torch.Generator | None = None
+        self,
+        n: int,
+        steps: int | None = None,
+        rng: torch.Generator | None = None,
+        noise: torch.Generator | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """n samples in parts of at most `sampling.batch`: generator samples x_hat, and the same after the x-chain."""
+        """n samples in parts of at most `sampling.batch`: generator samples x_hat, and the same after the x-chain.
+
+        `noise`: another source for the chain, so that x_hat does not depend on it.
+        """
         parts = max(1, -(-n // self.config.sampling.batch))
         for part in range(parts):
             x_hat = self.generate(self.prior(n // parts + (part < n % parts), rng))
-            yield x_hat, self.revise_x(x_hat, steps, rng)
+            yield x_hat, self.revise_x(x_hat, steps, noise or rng)
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """A source for one purpose, fixed by the seed alone: what else was drawn before has no say in it."""
+        path = (random_numbers.Stream.USE, zlib.crc32(purpose.encode()))
+        return random_numbers.generator(random_numbers.derive(self.seed, *path), self.device)
+
+    def check_traced(self, n: int) -> None:
+        """Chains that are followed step by step run side by side, so they must fit into one batch."""
+        if n > self.config.sampling.batch:
+            raise UserError(f"-n {n}: at most {self.config.sampling.batch} chains are followed at once (--batch).")
 
     def prior(self, n: int, rng: torch.Generator | None = None) -> Tensor:
         """n latents z ~ N(0, I)."""
@@ -86,7 +106,7 @@ class Run:
         def chain_on(x: Tensor, *observed: Tensor) -> Tensor:
             return revise_x(self.trio.energy, x, chain, source, trace, *observed)
 
-        return self._in_batches(chain_on, self._images(x), *_given(observed), trace=trace)
+        return self._in_batches(chain_on, self._images(x), *_given(observed, x), trace=trace)
 
     def infer(self, x: Tensor) -> Gaussian:
         """q(z|x) of images x: its mean and log-variance."""
@@ -113,7 +133,7 @@ class Run:
         def chain_on(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
             return revise_z(self.trio.generator, z, x, teaching.sigma, chain, source, trace, *observed)
 
-        return self._in_batches(chain_on, z, self._images(x), *_given(observed), trace=trace)
+        return self._in_batches(chain_on, z, self._images(x), *_given(observed, x), trace=trace)
 
     def reconstruct(self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """g at the latents of images x: q's mean, then the z-chain. steps=0: inference alone."""
@@ -146,8 +166,9 @@ class Run:
             return torch.cat([function(*part) for part in parts])
 
 
-def _given(tensor: Tensor | None) -> tuple[Tensor, ...]:
-    return () if tensor is None else (tensor,)
+def _given(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
+    """A mask for each image, where there are masks."""
+    return () if observed is None else (observed.expand(len(x), -1, -1, -1),)
 
 
 def _in_words(shape: Sequence[int]) -> str:
@@ -174,14 +195,14 @@ def load(
     ema=False takes the weights as trained, not their average (needs the run folder's full state).
     `overrides` change how the run is used: "sampling.steps=70", "sampling.batch=100".
     """
-    where, place = Path(path), pick(str(device))
+    where, place = Path(path).expanduser(), pick(str(device))
     if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
         folder = RunFolder(where)
         folder.require_run()
         if not ema:
             state = folder.latest_state()
             config, trio = load_live_trio(state)
-            return Run(_changed(config, overrides), trio, place, int(state.stem), seed, state, ema=False)
+            return _run(config, trio, place, int(state.stem), seed, overrides, state, ema)
         where = folder.snapshot
         if not where.exists():
             again = f"'dualmcmc train --resume --out {folder.root}'"
@@ -194,7 +215,22 @@ def load(
     config = read_config(where)
     trio = build(config)
     checkpoint.fill(trio, tensors, where)
-    return Run(_changed(config, overrides), trio, place, info["images"], seed, where)
+    return _run(config, trio, place, info["images"], seed, overrides, where, ema)
+
+
+def _run(
+    config: Config,
+    trio: Trio,
+    device: torch.device,
+    images: int,
+    seed: int,
+    overrides: Sequence[str],
+    file: Path,
+    ema: bool,
+) -> Run:
+    make_repeatable(device, config.train.deterministic)
+    sha256 = digest(file, "sha256").hexdigest()  # now: a run in training writes another snapshot sooner or later
+    return Run(_changed(config, overrides), trio, device, images, seed, file, ema, sha256)
 
 
 def _changed(config: Config, overrides: Sequence[str]) -> Config:

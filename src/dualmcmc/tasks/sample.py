@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import zipfile
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +18,7 @@ from torch import Tensor
 from dualmcmc.errors import UserError
 from dualmcmc.files import atomic, check_target
 from dualmcmc.langevin import Trace
-from dualmcmc.pictures import before_and_after, save_png, side_by_side, stacked, strip, to_uint8
+from dualmcmc.pictures import grid, save_png, side_by_side, stacked, strip, to_uint8
 from dualmcmc.plots import lines, profile
 from dualmcmc.progress import Watch, quiet
 from dualmcmc.tasks.run import Run
@@ -39,19 +41,20 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
     totals = torch.zeros(3, dtype=torch.float64)
     kept: list[tuple[Tensor, Tensor]] = []
     with ExitStack() as open_files:
-        file = open_files.enter_context(_Npz(out, n, run)) if out.suffix.lower() == ".npz" else None
+        shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
+        add = open_files.enter_context(_npz(out, shape)) if out.suffix.lower() == ".npz" else None
         advance = open_files.enter_context(watch("sampling", n, "images"))
-        for start, revised in run.draw(n):
+        for start, revised in run.draw(n, rng=run.stream("prior"), noise=run.stream("x-chain")):
             moved = (revised - start).square().flatten(1).mean(1)
             totals += torch.stack([run.energy(start).sum(), run.energy(revised).sum(), moved.sum()]).double().cpu()
-            if file is None:
-                kept.append((start.cpu(), revised.cpu()))
+            if add is None:
+                kept.append((to_uint8(start).cpu(), to_uint8(revised).cpu()))
             else:
-                file.add(start, revised)
+                add(start, revised)
             advance(len(start))
-    if file is None:
-        before, after = (torch.cat(parts) for parts in zip(*kept, strict=True))
-        save_png(before_and_after(before, after, max(1, round(n**0.5))), out)
+    if kept:
+        before, after = (grid(torch.cat(parts), max(1, round(n**0.5))) for parts in zip(*kept, strict=True))
+        save_png(side_by_side(before, after), out)
     energy_generator, energy_revised, moved_square = (totals / n).tolist()
     return {
         "energy_generator": energy_generator,
@@ -61,43 +64,32 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
     }
 
 
-class _Npz:
+@contextmanager
+def _npz(path: Path, shape: tuple[int, ...]) -> Iterator[Callable[[Tensor, Tensor], None]]:
     """An npz of two arrays that grow together: one goes straight into the archive, the other waits in a file."""
+    with (
+        atomic(path) as whole,
+        tempfile.TemporaryFile(dir=path.parent) as waiting,
+        zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        with _member(archive, "revised", shape) as member:
 
-    def __init__(self, path: Path, n: int, run: Run) -> None:
-        self._path = path
-        self._shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
+            def add(generated: Tensor, revised: Tensor) -> None:
+                member.write(_pixels(revised))
+                waiting.write(_pixels(generated))
 
-    def __enter__(self) -> _Npz:
-        self._stack = ExitStack()
-        whole = self._stack.enter_context(atomic(self._path))
-        self._waiting_at = whole.with_suffix(".generator")
-        self._stack.callback(self._waiting_at.unlink, missing_ok=True)
-        self._waiting = self._stack.enter_context(open(self._waiting_at, "wb+"))
-        self._archive = self._stack.enter_context(zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED))
-        self._member = self._begin("revised")
-        return self
+            yield add
+        waiting.seek(0)
+        with _member(archive, "generator", shape) as member:
+            shutil.copyfileobj(waiting, member, 1 << 20)
 
-    def _begin(self, name: str) -> IO[bytes]:
-        member = self._archive.open(f"{name}.npy", "w", force_zip64=True)
-        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(member, header | {"shape": self._shape})
-        return member
 
-    def add(self, generated: Tensor, revised: Tensor) -> None:
-        """Take in a part of both."""
-        self._member.write(_pixels(revised))
-        self._waiting.write(_pixels(generated))
-
-    def __exit__(self, kind: Any, *details: Any) -> None:
-        try:
-            self._member.close()
-            if kind is None:
-                self._waiting.seek(0)
-                with self._begin("generator") as member:
-                    shutil.copyfileobj(self._waiting, member, 1 << 20)
-        finally:
-            self._stack.__exit__(kind, *details)
+@contextmanager
+def _member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(member, header)
+        yield member
 
 
 def _pixels(images: Tensor) -> bytes:
@@ -120,10 +112,12 @@ def long_run(run: Run, n: int, steps: int) -> LongRun:
     """
     if n < 1 or steps < 1:
         raise UserError(f"a long run needs at least one chain and one step, not {n} and {steps}.")
+    run.check_traced(n)
     trace = Trace(every=max(1, -(-steps // (FRAMES - 1))))
-    end = run.revise_x(run.generate(run.prior(n)), steps, trace=trace)
+    start = run.generate(run.prior(n, run.stream("prior")))
+    end = run.revise_x(start, steps, run.stream("x-chain"), trace)
     energy, moved = (torch.stack(values).double().cpu() for values in (trace.potential, trace.moved))
-    outside = [float((state.abs() > 1).double().mean()) for state in trace.states]
+    outside = [float((~(state.abs() <= 1)).double().mean()) for state in trace.states]  # NaN is outside too
     half = len(energy) // 2
     numbers = {
         "chains": n,
