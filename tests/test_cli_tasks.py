@@ -180,6 +180,7 @@ def test_a_network_of_ones_own_is_not_called_fid(call, run_folder, tmp_path):
     answer = call(*words, "--trust-inception")
     assert answer.code == 0, answer.err
     assert "60 samples of each kind against 1,438 training images" in answer.out
+    assert "from as few as 60 images the distance is much too high" in answer.err
     assert "Fréchet (own network)" in answer.out
     assert "FID" not in answer.out
     stored = call(*words, "--trust-inception", "--metrics", "fid,kid,precision,recall", "--json").json
@@ -225,6 +226,32 @@ def test_revision_with_the_distance_before_and_after(call, run_folder, tmp_path)
     assert call("revise", run_folder, "-n", 2, "--steps", 7, "--json").json["numbers"]["frames_x"] == [0, 3, 6, 7]
 
 
+def test_what_a_chain_has_blown_up_is_not_measured(call, run_folder, tmp_path):
+    wild = ("--step-size", 1e38, "--temperature", 1e38)
+    for words in (["sample", "-n", 3], ["inpaint", "-n", 3], ["sample", "-n", 3, "--out", tmp_path / "a.npz"]):
+        answer = call(words[0], run_folder, *words[1:], *wild)
+        assert_refused(answer, "left the finite numbers", "--step-size")
+    network = ("--inception", own_network(tmp_path / "mine.pt"), "--trust-inception")
+    answer = call("evaluate", run_folder, "--metrics", "fid", "--samples", 9, *network, *wild)
+    assert answer.code == 2
+    assert "left the finite numbers" in answer.err
+    assert not (run_folder / "results").exists()
+    assert not (tmp_path / "a.npz").exists()
+    answer = call("sample", run_folder, "-n", 3, "--long-run", 5, *wild)
+    assert "NOT FINITE" in answer.out
+    assert "100.00 % outside" in answer.out
+
+
+def test_the_picture_does_not_go_among_the_images(call, run_folder, tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    for out in (tmp_path / "a.png", tmp_path / "b.png"):
+        answer = call("reconstruct", run_folder, "--images", tmp_path, "--out", out)
+        assert_refused(answer, "among the images", "--out")
+    assert_refused(
+        call("reconstruct", run_folder, "--images", tmp_path / "a.png", "--out", tmp_path / "a.png"), "among"
+    )
+
+
 def test_a_chain_that_goes_astray_is_recorded_as_it_was(call, run_folder):
     answer = call("revise", run_folder, "-n", 2, "--step-size", 1e38, "--temperature", 1e38, "--json")
     assert answer.code == 0, answer.err
@@ -239,6 +266,8 @@ def test_the_distance_between_two_sets(call, tmp_path):
     answer = call("fid", "digits", "digits", "--inception", path, "--trust-inception", "--json").json
     assert answer["frechet_own_network"] == pytest.approx(0, abs=1e-6)
     assert answer["sets"][0]["images"] == 1797
+    assert answer["command"].startswith("dualmcmc fid digits digits")
+    assert answer["seconds"] > 0
 
 
 def test_the_report_shows_what_was_measured(call, run_folder):

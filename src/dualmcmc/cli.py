@@ -218,11 +218,15 @@ def _words(preset: str | None, overrides: list[str] | None) -> tuple[str | None,
 
 def main() -> None:
     """Run the command; bad input is one line on standard error and exit code 2."""
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup wants to live on
+            signal.signal(number, _terminate)
     try:
         _run()
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _terminate(number: int, frame: Any) -> None:

@@ -74,9 +74,10 @@ def evaluate(
     from dualmcmc import data
     from dualmcmc.progress import show
     from dualmcmc.tasks import evaluate as task
+    from dualmcmc.tasks.distance import few_notes
 
     job = Job(run, "evaluate", None)
-    wanted = task.check_metrics(listed("--metrics", metrics)) if metrics is not None else list(task.DEFAULT)
+    wanted = task.check_metrics(listed("--metrics", metrics.lower())) if metrics is not None else list(task.DEFAULT)
     loaded = load_run(run, device, ema, seed, steps, step_size, temperature, z_steps, batch)
     features, missing = None, {}
     if set(wanted) & set(task.OF_SAMPLES):
@@ -92,6 +93,8 @@ def evaluate(
     say(what["notes"])
     result = task.evaluate(loaded, wanted, samples, own, features, show)
     left_out = missing | result.left_out
+    notes = few_notes(min(samples, len(own.train))) if result.generator else []
+    say(notes)
     job.finish(
         loaded,
         result.numbers(),
@@ -104,6 +107,7 @@ def evaluate(
         data=what,
         inception=network_facts(features),
         left_out=left_out,
+        notes=notes,
         seconds_of={name: round(value, 3) for name, value in result.seconds.items()},
     )
 
@@ -143,7 +147,10 @@ def _with_spread(numbers: dict[str, float], name: str) -> str:
 
 
 def fid(
-    first: Annotated[str, typer.Argument(metavar="A", help="NAME, NAME:SPLIT or PATH.", show_default=False)],
+    first: Annotated[
+        str,
+        typer.Argument(metavar="A", help="NAME, NAME:SPLIT, NAME=PATH, PATH or FILE.npz:ARRAY.", show_default=False),
+    ],
     second: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
     size: Annotated[
         int | None, typer.Option(help="Side in pixels. [default: a named set's own]", show_default=False, min=1)
@@ -164,14 +171,15 @@ def fid(
     """
     from dualmcmc.engine.device import pick
     from dualmcmc.progress import show
+    from dualmcmc.tasks import record
     from dualmcmc.tasks.distance import distance
 
     began = time.monotonic()
     features = feature_network(inception, pick(device), trust_inception)
     name, value, sets = distance(first, second, features, size, checked_crop(crop), skip_bad, show)
     if as_json:
-        seconds = round(time.monotonic() - began, 3)
-        print_json({name: value, "sets": sets, "inception": network_facts(features), "seconds": seconds})
+        facts = record.describe_call("fid", time.monotonic() - began, features.device)
+        print_json({name: value, "sets": sets, "inception": network_facts(features), **facts})
         return
     for one in sets:
         print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -79,9 +78,7 @@ class Job:
 
         if picture:
             facts = {"file": str(self.target), **facts}
-        command = shlex.join(["dualmcmc", *sys.argv[1:]])
-        seconds = time.monotonic() - self._began
-        entry = record.entry(run, self.task, command, seconds, numbers, **facts)
+        entry = record.entry(run, self.task, time.monotonic() - self._began, numbers, **facts)
         place: Path | None = None
         try:
             place = record.save(entry, record.folder_for(self._path))
@@ -122,13 +119,17 @@ def load_run(
     return load(path, device, ema, seed, [f"{key}={value}" for key, value in chosen.items() if value is not None])
 
 
-def given_images(run: Run, path: Path | None, crop: str | None, skip_bad: bool, count: int | None = None) -> Given:
-    """A task's images; what a person should know of them is said."""
+def given_images(
+    run: Run, path: Path | None, crop: str | None, skip_bad: bool, job: Job, count: int | None = None
+) -> Given:
+    """A task's images; what a person should know of them is said. The picture must not lie among them."""
     from dualmcmc.progress import show
     from dualmcmc.tasks.inputs import images_for
 
     if path is None and (crop is not None or skip_bad):
         raise UserError("--crop and --skip-bad are for --images: the run's own images have theirs.")
+    if path is not None and job.target.resolve().is_relative_to(path.resolve()):
+        raise UserError(f"the picture '{job.target}' would lie among the images: choose another --out.")
     given = images_for(run, path, checked_crop(crop) if crop else None, skip_bad, show)
     say(given.origin["notes"])
     return given.first(count)
@@ -144,7 +145,7 @@ def likeness_words(numbers: dict[str, float]) -> str:
     """MSE, PSNR and SSIM in a line."""
     return "  ".join(
         f"{words} {numbers[name]:.4g}"
-        for name, words in (("mse", "MSE"), ("mse_unit", "MSE in [0, 1]"), ("psnr", "PSNR"), ("ssim", "SSIM"))
+        for name, words in (("mse", "MSE in [-1, 1]"), ("mse_unit", "in [0, 1]"), ("psnr", "PSNR"), ("ssim", "SSIM"))
         if name in numbers
     )
 

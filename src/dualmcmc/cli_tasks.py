@@ -131,7 +131,7 @@ def reconstruct(
 
     job = Job(run, "reconstruct", out)
     loaded = load_run(run, device, ema, seed, z_steps=steps, batch=batch)
-    given = given_images(loaded, images, crop, skip_bad)
+    given = given_images(loaded, images, crop, skip_bad, job)
     result = task.reconstruct(loaded, given.store, watch=show)
     task.save_picture(result, job.target)
     lines = [
@@ -164,7 +164,7 @@ def interpolate(
 
     job = Job(run, "interpolate", out)
     loaded = load_run(run, device, ema, seed, z_steps=z_steps)
-    given = given_images(loaded, images, crop, skip_bad)
+    given = given_images(loaded, images, crop, skip_bad, job)
     ends = from_uint8(given.store.first(2 * pairs).to(loaded.device))
     if pairs * points > MOST_IMAGES:
         raise UserError(f"{pairs} pairs of {points} points are more than {MOST_IMAGES:,} images: take fewer.")
@@ -218,7 +218,7 @@ def revise(
 
     job = Job(run, "revise", out)
     loaded = load_run(run, device, ema, seed, steps, step_size, temperature, z_steps, batch)
-    given = given_images(loaded, images, crop, skip_bad)
+    given = given_images(loaded, images, crop, skip_bad, job)
     features = feature_network(inception, loaded.device, trust_inception) if fid else None
     x = task.film_x(loaded, n, every)
     z = task.film_z(loaded, given.store.first(n), 1)
@@ -292,15 +292,16 @@ def inpaint(
     job = Job(run, "inpaint", out)
     loaded = load_run(run, device, ema, seed, steps, step_size, temperature, z_steps, batch)
     observed(mask, 1, loaded.config.data.size)  # a bad one is refused before the work begins
-    given = given_images(loaded, images, crop, skip_bad, n)
+    given = given_images(loaded, images, crop, skip_bad, job, n)
     result = task.inpaint(loaded, given.store, mask, watch=show)
     save_png(task.picture(result), job.target)
     stages = {"inference": "inference + generator", "z_chain": "+ z-chain", "x_chain": "+ x-chain"}
     lines = [
         f"{result.images} {given.what}, mask {mask} hides {100 * result.hidden:.1f} % of the pixels",
-        f"{'PSNR / SSIM':<24} {'observed kept':>16} {'all generated':>16}",
+        f"{'PSNR / SSIM':<24} {'observed kept':>16} {'all generated':>16} {'hidden pixels alone':>20}",
         *(
-            f"{words:<24} {_both(result.completed[stage]):>16} {_both(result.generated[stage]):>16}"
+            f"{words:<24} {_both(result.completed[stage]):>16} {_both(result.generated[stage]):>16} "
+            f"{result.completed[stage]['psnr_hidden']:>20.3f}"
             for stage, words in stages.items()
         ),
     ]
@@ -317,8 +318,8 @@ def outliers(
     against: Annotated[
         str,
         typer.Option(
-            help="Sets to tell apart from the run's own, joined by commas: names ('dualmcmc data list'), NAME=PATH, "
-            "or paths.",
+            help="Sets to tell apart from the run's own, joined by commas: names ('dualmcmc data list'), NAME:SPLIT, "
+            "NAME=PATH, or paths.",
             show_default=False,
         ),
     ],
@@ -356,7 +357,7 @@ def outliers(
     chosen = task.check_scores(listed("--scores", scores))
     words = listed("--against", against)
     loaded = load_run(run, device, ema, seed, z_steps=z_steps, batch=batch)
-    known = given_images(loaded, None, None, False, n)
+    known = given_images(loaded, None, None, False, job, n)
     sets: dict[str, Given] = {}
     for word in words:
         name, given = set_for(loaded, word, checked_crop(crop) if crop else None, skip_bad, show)

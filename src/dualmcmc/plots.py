@@ -41,7 +41,7 @@ def lines(
 
 
 def histograms(sets: Mapping[str, Tensor], title: str, label: str, bins: int = 60) -> Tensor:
-    """Several sets of numbers on one axis, each as a density. The outermost thousandth is left out of sight."""
+    """Several sets of numbers on one axis, each as a density. The outermost thousandths are in the end bins."""
     values = {name: numbers.detach().double().cpu().numpy() for name, numbers in sets.items()}
     finite = np.concatenate([v[np.isfinite(v)] for v in values.values()])
     low, high = np.quantile(finite, [0.001, 0.999])
@@ -50,7 +50,7 @@ def histograms(sets: Mapping[str, Tensor], title: str, label: str, bins: int = 6
     axes = figure.subplots()
     for number, (name, v) in enumerate(values.items()):
         colour = COLOURS[number % len(COLOURS)]
-        heights = np.histogram(v, edges)[0] / (max(len(v), 1) * (edges[1] - edges[0]))
+        heights = np.histogram(v.clip(edges[0], edges[-1]), edges)[0] / (max(len(v), 1) * (edges[1] - edges[0]))
         axes.stairs(heights, edges, color=colour, alpha=0.25, fill=True)
         axes.stairs(heights, edges, color=colour, label=name)
     dress(axes, title, label, "density", legend=True)

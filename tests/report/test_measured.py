@@ -17,7 +17,18 @@ def test_nothing_measured_nothing_shown():
 
 def test_numbers_and_how_they_came_about():
     numbers = {"generator": {"fid": 8.934}, "ebm": {"fid": 7.861}, "energy": [1.0, 0.5, 0.25], "finite": True}
-    page = measured([entry(numbers=numbers, samples=50_000, seed=3, commit="abc", left_out={"is": "no classifier"})])
+    page = measured(
+        [
+            entry(
+                numbers=numbers,
+                samples=50_000,
+                seed=3,
+                commit="abc",
+                left_out={"is": "no classifier"},
+                x_chain={"steps": 70, "step_size": 0.08},
+            )
+        ]
+    )
     for words in (
         "generator fid <b>8.934</b>",
         "ebm fid <b>7.861</b>",

@@ -33,6 +33,8 @@ def test_a_folder_against_a_set(cache, tmp_path):
     _, value, sets = distance(str(tmp_path), "mnist", take())
     assert value == pytest.approx(0, abs=1e-6)  # the same images, in colour
     assert sets[1]["channels"] == 3
+    assert any("converted to 28x28 RGB from 28x28 grey" in note for note in sets[1]["notes"])
+    assert any("much too high" in note for note in sets[0]["notes"])  # of 60 images
 
 
 def test_bad_requests(cache, tmp_path):

@@ -80,6 +80,8 @@ def test_the_z_chain_helps_and_numbers_are_what_they_say(run, x):
     first = complete(run, x, seen)[0]
     assert result.completed["inference"]["psnr"] == pytest.approx(float(psnr(x, first[0]).mean()), rel=1e-5)
     assert result.generated["inference"]["psnr"] == pytest.approx(float(psnr(x, first[1]).mean()), rel=1e-5)
+    error = (x - first[0])[(~seen).expand_as(x)].square().mean()  # of the hidden pixels
+    assert result.completed["inference"]["psnr_hidden"] == pytest.approx(float(10 * torch.log10(4 / error)), rel=1e-5)
     assert [len(part) for part in (result.original, result.occluded, *result.stages)] == [5] * 5
     assert picture(result).shape[0] == 1
 

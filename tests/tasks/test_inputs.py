@@ -72,12 +72,17 @@ def test_other_sets_by_name_by_place_and_both(run, cache, tmp_path):
     assert any("converted to 8x8 grey from 28x28 grey" in note for note in given.origin["notes"])
     elsewhere = makers.mnist(tmp_path / "there", pixels(6, 28, 1), pixels(4, 28, 1))
     assert len(set_for(run, f"mnist={elsewhere}")[1].store) == 4
+    assert len(set_for(run, "mnist:train")[1].store) == 6
+    assert len(set_for(run, f"mnist:train={elsewhere}")[1].store) == 6
     (tmp_path / "own").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "own" / "a.png")
     assert set_for(run, str(tmp_path / "own"))[0] == "own"
     for word, message in [
         ("mnits", "Did you mean 'mnist'"),
         ("mnist=", "names no place"),
+        ("mnist:", "names no split"),
+        ("mnist:extra", "no split 'extra'"),
+        ("", "no named set and no place"),
         ("cifar10", "data fetch cifar10"),
         ("/absent/folder", "no named set and no place"),
     ]:
@@ -92,3 +97,19 @@ def test_batches_are_even_and_complete(run):
     assert [len(part) for part, _ in found] == [90, 90, 90, 89]
     assert np.concatenate([part for part, _ in found]).tolist() == list(range(359))
     assert all(x.min() >= -1 and x.max() <= 1 for _, x in found)
+
+
+def test_an_array_of_an_npz_by_name(run, tmp_path):
+    path = tmp_path / "s.npz"
+    np.savez(path, revised=np.zeros((3, 8, 8, 1), np.uint8), generator=np.ones((2, 8, 8, 1), np.uint8), z=np.zeros(4))
+    assert len(images_for(run, f"{path}:generator").store) == 2
+    assert set_for(run, f"{path}:revised")[0] == "s.npz:revised"
+    assert len(set_for(run, f"{path}:revised")[1].store) == 3
+    for word, message in [
+        (path, r"several arrays of images \(revised, generator\)"),
+        (f"{path}:genrator", "Did you mean"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            images_for(run, word)
+    np.savez(path, z=np.zeros(4), only=np.zeros((3, 8, 8, 1), np.uint8))
+    assert len(images_for(run, path).store) == 3

@@ -54,7 +54,7 @@ def test_random_blocks_follow_the_seed_and_the_image():
 
 
 def test_a_picture_of_ones_own(tmp_path):
-    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels = np.zeros((32, 32, 3), np.uint8)
     pixels[:, 16:] = 128  # this and more hides
     Image.fromarray(pixels).save(tmp_path / "right.png")
     mask = observed(str(tmp_path / "right.png"), 3, 8)
@@ -67,6 +67,7 @@ def test_bad_masks(tmp_path):
     Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
     Image.new("L", (8, 8), 0).save(tmp_path / "black.png")
     (tmp_path / "text.png").write_text("no picture")
+    Image.new("L", (16, 8), 255).save(tmp_path / "wide.png")
     for word, message in [
         ("M64", "M1 to M63"),
         ("M0", "M1 to M63"),
@@ -76,8 +77,9 @@ def test_bad_masks(tmp_path):
         (str(tmp_path / "black.png"), "hides nothing"),
         (str(tmp_path / "text.png"), "no known image format"),
         (str(tmp_path), "no such file"),
+        (str(tmp_path / "wide.png"), "16x8, and must be square"),
     ]:
         with pytest.raises(UserError, match=message):
             observed(word, 1, 32)
     for word in NAMES:
-        observed(word, 1, 32)
+        assert torch.equal(observed(word, 1, 32), observed(word.lower(), 1, 32))

@@ -9,7 +9,7 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from dualmcmc.data.images import BadImage
 from dualmcmc.data.machine import available_memory, in_words
 from dualmcmc.data.source import Arrays, Files, Source
-from dualmcmc.errors import UserError, first_line
+from dualmcmc.errors import UserError, first_line, nearest
 
 ENDINGS = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".webp", ".avif"),
@@ -43,6 +43,7 @@ def open_source(path: Path, keep: Keep | None = None) -> Source:
 
     `keep` chooses by an image's name: its path inside the folder or archive.
     """
+    path, array = npz_array(path)
     if not path.exists():
         raise UserError(f"there is nothing at '{path}': give {KINDS}.")
     if path.is_dir():
@@ -53,7 +54,7 @@ def open_source(path: Path, keep: Keep | None = None) -> Source:
         raise UserError(f"'{path}' is not {KINDS}.")
     ending = path.suffix.lower()
     if ending == ".npz":
-        return Arrays(str(path), lambda: _npz(path))
+        return Arrays(f"{path}:{array}" if array else str(path), lambda: _npz(path, array))
     if ending in (".mdb", ".lmdb"):
         return _lmdb(path, keep)
     if ending == ".parquet":
@@ -242,8 +243,40 @@ def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
     return Files(str(path), listing, count if keep is None else None)
 
 
-def _npz(path: Path) -> np.ndarray:
-    """(N, H, W, C) bytes: the array called images, x or arr_0, or the first that has the shape of images."""
+def _which_array(path: Path, names: Sequence[str], wanted: str | None) -> str:
+    if wanted is not None:
+        if wanted not in names:
+            raise UserError(f"'{path}' has no array '{wanted}', only {', '.join(names)}.{nearest(wanted, names)}")
+        return wanted
+    for usual in ("images", "x", "arr_0"):
+        if usual in names:
+            return usual
+    with zipfile.ZipFile(path) as members:
+        shaped = [name for name in names if _dimensions(members, f"{name}.npy") in (3, 4)]
+    if len(shaped) > 1:
+        raise UserError(
+            f"'{path}' holds several arrays of images ({', '.join(shaped)}): say which, as in '{path}:{shaped[0]}'."
+        )
+    return (shaped or list(names))[0]
+
+
+def _dimensions(members: zipfile.ZipFile, name: str) -> int:
+    """Of a stored array, from its header."""
+    with members.open(name) as file:
+        read = np.lib.format.read_array_header_1_0
+        if np.lib.format.read_magic(file) != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        return len(read(file)[0])
+
+
+def npz_array(path: Path) -> tuple[Path, str | None]:
+    """A file, and which of its arrays is meant: FILE.npz:ARRAY."""
+    file, colon, array = str(path).rpartition(".npz:")
+    return (Path(file + ".npz"), array) if colon and array and not path.exists() else (path, None)
+
+
+def _npz(path: Path, wanted: str | None = None) -> np.ndarray:
+    """(N, H, W, C) bytes: the array that is wanted; else images, x or arr_0; else the only one shaped like images."""
     if not zipfile.is_zipfile(path):
         raise UserError(f"'{path}' is not an npz file.")
     try:
@@ -252,13 +285,10 @@ def _npz(path: Path) -> np.ndarray:
         if largest > available_memory() // 2:
             raise UserError(f"'{path}' unpacks to {in_words(largest)}, more than fits into memory: use a packed file.")
         with np.load(path, allow_pickle=False) as archive:
-            names = sorted(archive.files, key=lambda name: name not in ("images", "x", "arr_0"))
-            if not names:
+            if not archive.files:
                 raise UserError(f"'{path}' holds no array.")
-            for name in names:
-                array = archive[name]
-                if array.ndim in (3, 4):
-                    break
+            name = _which_array(path, archive.files, wanted)
+            array = archive[name]
     except (OSError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if array.dtype != np.uint8:

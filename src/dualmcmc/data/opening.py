@@ -74,7 +74,8 @@ def _read_pack(path: Path, name: str) -> tuple[dict[str, pack.Packed], dict[str,
 
 def _how_to_get(chosen: ImageSet) -> str:
     what = "says what to download" if chosen.by_hand else "gets it"
-    return f"'dualmcmc data fetch {chosen.name}' {what}; if it lies elsewhere, say where (data.path=..., or --path)."
+    where = "data.path=... in training, --path in 'dualmcmc data', else NAME=PATH"
+    return f"'dualmcmc data fetch {chosen.name}' {what}; if it lies elsewhere, say where ({where})."
 
 
 def is_complete(name: str, splits: Mapping[str, Sized]) -> bool:

@@ -38,6 +38,9 @@ def _row(entry: dict[str, Any]) -> str:
     how = [f"<code>{html.escape(str(entry.get('command')))}</code>", html.escape(str(entry["time"]))]
     if entry.get("samples"):
         how.append(f"{html.escape(str(entry['samples']))} samples")
+    chain = entry.get("x_chain")
+    if isinstance(chain, dict):
+        how.append(html.escape(f"x-chain {chain.get('steps')} steps of {chain.get('step_size')}"))
     how += [f"{words} {html.escape(str(entry[key]))}" for key, words in _FACTS if entry.get(key) is not None]
     data = entry.get("data")
     if isinstance(data, dict):

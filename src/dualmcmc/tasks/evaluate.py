@@ -23,7 +23,7 @@ from dualmcmc.pictures import to_uint8
 from dualmcmc.progress import Watch, quiet
 from dualmcmc.tasks.reconstruct import compare_starts
 from dualmcmc.tasks.reference import FeatureSet, reference
-from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.run import Run, finite
 
 OF_SAMPLES = ("fid", "is", "kid", "precision", "recall")
 OF_RECONSTRUCTIONS = ("mse", "psnr", "ssim")
@@ -146,7 +146,7 @@ def sample_features(
         for parts in run.draw(count, rng=run.stream("prior"), noise=run.stream("x-chain")):
             lap("drawing")
             for target, part in zip(found, parts, strict=True):
-                target.add(features(to_uint8(part)))
+                target.add(features(to_uint8(finite(part))))
             lap("features")
             advance(len(parts[0]))
     if seconds is not None:

@@ -7,11 +7,13 @@
 Each stage is measured in two ways. `completed`: the observed pixels stay, exactly, and only the hidden
 ones come from the model; the x-chain runs on these, given the observed. `generated`: the image is all the
 generator's, and the x-chain runs on all of it; the paper's figures are of that kind, as far as we can tell:
-they hardly depend on how much is hidden.
+they hardly depend on how much is hidden. `psnr_hidden`, with the completed ones, is of the hidden pixels of all
+images together.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +68,7 @@ def inpaint(
     generated, completed = ({stage: Likeness() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
     hidden, rng = 0.0, run.stream("inpaint")
+    errors = dict.fromkeys(STAGES, 0.0)  # squared, of the hidden pixels alone
     for part, x in batches(run, images, watch, "inpainting"):
         seen = observed(mask, len(x), run.config.data.size, run.seed, int(part[0])).to(run.device)
         hidden += float((~seen).double().mean((1, 2, 3)).sum())
@@ -76,6 +79,7 @@ def inpaint(
         ):
             generated[stage].add(x, made)
             completed[stage].add(x, filled)
+            errors[stage] += float((x - filled.clamp(-1, 1)).double().square().sum())
             kept[number].append(_bytes(filled[:shown]))
     occluded, *stages = (torch.cat(parts) for parts in kept)
     return Inpainting(
@@ -83,7 +87,10 @@ def inpaint(
         occluded,
         stages,
         {stage: likeness.numbers() for stage, likeness in generated.items()},
-        {stage: likeness.numbers() for stage, likeness in completed.items()},
+        {
+            stage: likeness.numbers() | {"psnr_hidden": _decibel(errors[stage] / (hidden * x[0].numel()))}
+            for stage, likeness in completed.items()
+        },
         len(images),
         hidden / len(images),
     )
@@ -93,6 +100,11 @@ def picture(result: Inpainting) -> Tensor:
     """Columns: test image, occluded, and the three stages; one row an image."""
     columns = (result.original, result.occluded, *result.stages)
     return side_by_side(*(grid(images, 1) for images in columns), gap=8)
+
+
+def _decibel(mse: float) -> float:
+    """PSNR of a mean squared error of pixels in [-1, 1]."""
+    return 10 * math.log10(4 / mse) if mse > 0 else math.inf
 
 
 def _bytes(x: Tensor) -> Tensor:

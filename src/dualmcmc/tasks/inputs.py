@@ -13,6 +13,7 @@ from torch import Tensor
 from dualmcmc import data
 from dualmcmc.config import Crop
 from dualmcmc.data import pack
+from dualmcmc.data.containers import npz_array
 from dualmcmc.data.images import Fit
 from dualmcmc.data.opening import open_stores
 from dualmcmc.data.sets import SETS
@@ -56,47 +57,69 @@ def images_for(
     return Given(*own.held_out(), data.describe(run.config.data, own))
 
 
+def parse_set(word: str) -> tuple[str, Path | None, str | None]:
+    """NAME, NAME:SPLIT, NAME=PATH or NAME:SPLIT=PATH of a named set, or a place: the name, where, which split."""
+    head, equals, place = word.partition("=")
+    name, colon, split = head.partition(":")
+    if name in SETS:
+        if colon and not split:
+            raise UserError(f"'{word}' names no split: write {name}:test, or {name} alone.")
+        if equals and not place:
+            raise UserError(f"'{word}' names no place: write {name}=PATH, or {name} for the one in the cache folder.")
+        return name, Path(place).expanduser() if place else None, split or None
+    path = Path(word).expanduser()
+    if not word or not npz_array(path)[0].exists():
+        hint = nearest(name.lower(), SETS)
+        raise UserError(f"'{word}' is no named set and no place.{hint} See 'dualmcmc data list'.")
+    return "folder", path, None
+
+
 def set_for(
     run: Run, word: str, crop: Crop | None = None, skip_bad: bool = False, watch: Watch = quiet
 ) -> tuple[str, Given]:
-    """Another set to hold against the run: NAME, NAME=PATH or PATH; its test split where it has one."""
-    name, equals, place = word.partition("=")
-    if name in SETS:
-        if equals and not place:
-            raise UserError(f"'{word}' names no place: write {name}=PATH, or {name} for the one in the cache folder.")
-        path = Path(place).expanduser() if place else None
-        return name, _opened(run, name, path, crop, skip_bad, watch, f"{SETS[name].title} images")
-    path = Path(word).expanduser()
-    if not path.exists():
-        hint = nearest(word.lower(), SETS)
-        raise UserError(f"'{word}' is no named set and no place.{hint} See 'dualmcmc data list'.")
-    return path.resolve().name, _opened(run, "folder", path, crop, skip_bad, watch, f"images of {path}")
+    """Another set to hold against the run (see `parse_set`); its test split where it has one and none is named."""
+    name, path, split = parse_set(word)
+    if path is None or name != "folder":
+        return name, _opened(run, name, path, crop, skip_bad, watch, f"{SETS[name].title} images", split)
+    return path.resolve().name, _opened(run, name, path, crop, skip_bad, watch, f"images of {path}")
 
 
 def _opened(
-    run: Run, name: str, path: Path | None, crop: Crop | None, skip_bad: bool, watch: Watch, what: str
+    run: Run,
+    name: str,
+    path: Path | None,
+    crop: Crop | None,
+    skip_bad: bool,
+    watch: Watch,
+    what: str,
+    split: str | None = None,
 ) -> Given:
     cfg = run.config.data
     notes: list[str] = []
     fit = replace(Fit.of(cfg), crop=crop or cfg.crop)
     if path is not None and pack.is_pack(path):
         _check_shape(run, path)
-    found = open_stores(name, path, ("test", "train"), fit, skip_bad, watch, notes)
+    found = open_stores(name, path, (split,) if split else ("test", "train"), fit, skip_bad, watch, notes)
     if not found:
-        raise UserError(f"{path or name} has neither a train nor a test split.")
-    split = "test" if "test" in found else "train"
-    if fit.converted:
-        mode = "grey" if cfg.channels == 1 else "RGB"
-        shapes = sorted(fit.converted)
-        more = f" and {len(shapes) - SHOWN} other shapes" if len(shapes) > SHOWN else ""
-        notes.append(
-            f"{what}: converted to {cfg.size}x{cfg.size} {mode} from {', '.join(shapes[:SHOWN])}{more} "
-            f"(crop {fit.crop}, resize {fit.resize})"
-        )
+        raise UserError(f"{path or name} has no split '{split or 'train or test'}'.")
+    split = split or ("test" if "test" in found else "train")
+    notes += conversion_notes(what, fit)
     store = found[split]
     origin = {"source": name, "path": None if path is None else str(path), "split": split, "images": len(store)}
     origin |= {"size": cfg.size, "channels": cfg.channels, "crop": fit.crop, "resize": fit.resize}
     return Given(store, what, {**origin, "checksum": data.fingerprint(store), "notes": notes})
+
+
+def conversion_notes(what: str, fit: Fit) -> list[str]:
+    """What had to be converted on the way in, in words."""
+    if not fit.converted:
+        return []
+    shapes = sorted(fit.converted)
+    more = f" and {len(shapes) - SHOWN} other shapes" if len(shapes) > SHOWN else ""
+    return [
+        f"{what}: converted to {fit.size}x{fit.size} {'grey' if fit.channels == 1 else 'RGB'} from "
+        f"{', '.join(shapes[:SHOWN])}{more} (crop {fit.crop}, resize {fit.resize})"
+    ]
 
 
 def _check_shape(run: Run, path: Path) -> None:

@@ -25,7 +25,7 @@ def observed(word: str, count: int, size: int, seed: int = 0, first: int = 0) ->
     R20, R30, R40: square blocks at random places that hide 20, 30 or 40 % of the pixels, others for each
     image, fixed by the seed. Any other number will do too. Or a picture: what is white (128 and more) is hidden.
     """
-    kind = re.fullmatch(r"([MR])(\d{1,2})", word)
+    kind = re.fullmatch(r"([MR])(\d{1,2})", word.upper())
     if kind is None:
         return _from_file(Path(word).expanduser(), size).expand(count, 1, size, size)
     number = int(kind[2])
@@ -60,8 +60,13 @@ def _from_file(path: Path, size: int) -> Tensor:
         raise UserError(
             f"--mask {path}: use {', '.join(NAMES)}, or a picture whose white hides; there is no such file."
         )
+    fit = Fit(size, 1, "none", "box")
     try:
-        pixels = decode(path.read_bytes(), Fit(size, 1, "none", "box"))
+        content = path.read_bytes()
+        height, width, _ = decode(content, Fit()).shape
+        if height != width:
+            raise BadImage(f"it is {width}x{height}, and must be square, as the images are")
+        pixels = decode(content, fit)
     except (OSError, BadImage) as error:
         raise UserError(f"--mask {path} cannot be read as a picture: {error}.") from None
     mask = torch.from_numpy(pixels[..., 0] < 128)

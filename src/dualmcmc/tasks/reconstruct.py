@@ -13,7 +13,7 @@ from dualmcmc.metrics.pixels import psnr, squared_errors, ssim
 from dualmcmc.pictures import grid, save_png, side_by_side, to_uint8
 from dualmcmc.progress import Watch, quiet
 from dualmcmc.tasks.inputs import batches
-from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.run import Run, finite
 
 FROM_NOISE = (10, 15, 20, 25, 30)  # steps of the paper's chains that start from noise
 
@@ -26,7 +26,7 @@ class Likeness:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Images x and what was made of them, y, both in [-1, 1]."""
-        y = y.clamp(-1, 1)  # as a picture of it would be; a chain on x can leave the range
+        y = finite(y).clamp(-1, 1)  # as a picture of it would be; a chain on x can leave the range
         self._count += len(x)
         self._totals += torch.stack([squared_errors(x, y).sum(), psnr(x, y).sum(), ssim(x, y).sum()]).cpu()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import shlex
 import subprocess
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -31,11 +33,6 @@ def describe_run(run: Run) -> dict[str, Any]:
     """What was measured: the run, its weights, its chains, and where."""
     sampling = run.config.sampling
     return {
-        "dualmcmc": __version__,
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": describe(run.device),
         "seed": run.seed,
         "run": {
             "preset": run.config.preset,
@@ -51,17 +48,24 @@ def describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-def entry(run: Run, task: str, command: str, seconds: float, numbers: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """A measurement as it is recorded. `facts`: what else belongs to it, such as samples, data and pictures."""
+def describe_call(task: str, seconds: float, device: torch.device) -> dict[str, Any]:
+    """What was called, when, with which versions, where, and how long it took."""
     return {
         "task": task,
-        "command": command,
+        "command": shlex.join(["dualmcmc", *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 3),
-        "numbers": numbers,
-        **facts,
-        **describe_run(run),
+        "dualmcmc": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": describe(device),
     }
+
+
+def entry(run: Run, task: str, seconds: float, numbers: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """A measurement as it is recorded. `facts`: what else belongs to it, such as samples, data and pictures."""
+    return {**describe_call(task, seconds, run.device), "numbers": numbers, **facts, **describe_run(run)}
 
 
 def save(made: dict[str, Any], folder: Path) -> Path:

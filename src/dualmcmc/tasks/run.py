@@ -175,6 +175,15 @@ def _in_words(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) + " (channels, height, width)"
 
 
+def finite(x: Tensor) -> Tensor:
+    """`x`, if a chain has not blown it up: as bytes that could not be told any more."""
+    if not torch.isfinite(x).all():
+        raise UserError(
+            "the chain left the finite numbers: take a smaller --step-size or --temperature, or fewer steps."
+        )
+    return x
+
+
 def _with_steps(chain: Chain, steps: int | None) -> Chain:
     if steps is None:
         return chain

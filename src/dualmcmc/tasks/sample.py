@@ -21,7 +21,7 @@ from dualmcmc.langevin import Trace
 from dualmcmc.pictures import grid, save_png, side_by_side, stacked, strip, to_uint8
 from dualmcmc.plots import lines, profile
 from dualmcmc.progress import Watch, quiet
-from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.run import Run, finite
 
 MOST_IN_A_PICTURE = 10_000
 FRAMES, ROWS = 11, 8  # of the film strip of a long chain
@@ -45,7 +45,7 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
         add = open_files.enter_context(_npz(out, shape)) if out.suffix.lower() == ".npz" else None
         advance = open_files.enter_context(watch("sampling", n, "images"))
         for start, revised in run.draw(n, rng=run.stream("prior"), noise=run.stream("x-chain")):
-            moved = (revised - start).square().flatten(1).mean(1)
+            moved = (finite(revised) - start).square().flatten(1).mean(1)
             totals += torch.stack([run.energy(start).sum(), run.energy(revised).sum(), moved.sum()]).double().cpu()
             if add is None:
                 kept.append((to_uint8(start).cpu(), to_uint8(revised).cpu()))
