@@ -406,7 +406,10 @@ def bench_data(
 @bench.command("evaluate")
 def bench_evaluate(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose networks and x-chain.")] = "digits",
-    overrides: Changes = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as sampling.batch=100.", show_default=False),
+    ] = None,
     samples: Annotated[int, typer.Option(help="Samples of each kind.", min=100)] = 50_000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,

@@ -68,7 +68,7 @@ def evaluate(
     \b
     Examples:
       dualmcmc evaluate runs/c10                                  50,000 samples, the run's own chain
-      dualmcmc evaluate runs/c10 --steps 70 --step-size 0.08      the authors' chain for FID
+      dualmcmc evaluate runs/c10 --steps 70 --step-size 0.08 --temperature 6.25e-6   the authors' chain for FID
       dualmcmc evaluate runs/c10 --metrics fid,kid --samples 10000
     """
     from dualmcmc import data
@@ -149,7 +149,11 @@ def _with_spread(numbers: dict[str, float], name: str) -> str:
 def fid(
     first: Annotated[
         str,
-        typer.Argument(metavar="A", help="NAME, NAME:SPLIT, NAME=PATH, PATH or FILE.npz:ARRAY.", show_default=False),
+        typer.Argument(
+            metavar="A",
+            help="NAME (its training images), NAME:SPLIT, NAME=PATH, PATH or FILE.npz:ARRAY.",
+            show_default=False,
+        ),
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
     size: Annotated[

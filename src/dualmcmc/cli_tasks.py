@@ -57,7 +57,8 @@ def sample(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="FILE.png (a picture) or FILE.npz (pixels, any number). [default: sample.png in RUN]",
+            help="FILE.png (a picture) or FILE.npz (pixels, any number). [default: sample.png in RUN; with --long-run "
+            "a picture, long-run.png]",
             show_default=False,
         ),
     ] = None,
@@ -188,7 +189,7 @@ def revise(
     images: Images = None,
     crop: CropOption = None,
     skip_bad: SkipBad = False,
-    n: Annotated[int, typer.Option("-n", help="Chains that the numbers are means of.", min=1, max=10_000)] = 64,
+    n: Annotated[int, typer.Option("-n", help="Chains that the numbers are means of (at most --batch).", min=1)] = 64,
     rows: Annotated[int, typer.Option(help="Chains shown.", min=1, max=100)] = 6,
     every: Annotated[int, typer.Option(help="Steps between two frames of x.", min=1)] = 3,
     steps: Steps = None,

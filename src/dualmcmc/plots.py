@@ -15,10 +15,10 @@ INK, COLOURS = "#374151", ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed"
 ACCENT, SECOND = COLOURS[:2]
 
 
-def profile(values: Tensor, title: str, label: str, at: Sequence[int] | None = None) -> Tensor:
+def profile(values: Tensor, title: str, label: str) -> Tensor:
     """(steps + 1, B) values of a chain: their mean at each step, and the middle half of them."""
     table = values.float().cpu()
-    steps = range(len(table)) if at is None else at
+    steps = range(len(table))
     low, high = (table.quantile(q, dim=1) for q in (0.25, 0.75))
     figure = Figure(figsize=(6, 2.6), layout="constrained")
     axes = figure.subplots()

@@ -13,13 +13,14 @@ def run(finished_run):
     return dualmcmc.load(finished_run, device="cpu", seed=4, overrides=["sampling.steps=70", "sampling.step_size=0.08"])
 
 
-def test_all_that_is_needed_to_repeat_it(run, finished_run, tmp_path):
+def test_all_that_is_needed_to_repeat_it(run, finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mine.py", "a b"])
     made = record.entry(run, "evaluate", 1.23456, {"fid": 9.3}, samples=50, data={"checksum": "c"})
     path = record.save(made, tmp_path / "results")
     stored = json.loads(path.read_text())
     assert stored["numbers"] == {"fid": 9.3}
     assert (stored["task"], stored["seconds"]) == ("evaluate", 1.235)
-    assert stored["command"].startswith("dualmcmc ")
+    assert stored["command"] == "mine.py 'a b'"
     assert (stored["samples"], stored["seed"], stored["data"]) == (50, 4, {"checksum": "c"})
     assert stored["x_chain"]["steps"] == 70
     assert stored["x_chain"]["noise_std"] == pytest.approx((2 * 0.08 * 4e-6) ** 0.5)
@@ -31,6 +32,9 @@ def test_all_that_is_needed_to_repeat_it(run, finished_run, tmp_path):
     assert stored["time"].endswith("Z")
     assert stored["torch"]
     assert stored["device"].startswith("CPU")
+    for name in ("/usr/bin/dualmcmc", "/lib/dualmcmc/__main__.py"):
+        monkeypatch.setattr("sys.argv", [name, "evaluate", "r"])
+        assert record.entry(run, "evaluate", 0, {})["command"] == "dualmcmc evaluate r"
 
 
 def test_nothing_is_overwritten_and_all_is_read_back(run, tmp_path):

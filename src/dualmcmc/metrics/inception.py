@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 FEATURES = 2048
-CLASSES = 1008
 EPSILON = 0.001  # of its BatchNorm
 _Shape = int | tuple[int, int]
 

@@ -41,8 +41,4 @@ def curves(log: Sequence[dict[str, Any]]) -> str:
 
 def picture(pixels: Tensor) -> str:
     """A (C, h, w) byte picture as a data address."""
-    return _address(encode_png(pixels))
-
-
-def _address(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+    return "data:image/png;base64," + base64.b64encode(encode_png(pixels)).decode()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dualmcmc.errors import UserError
 from dualmcmc.pictures import grid, stacked, to_uint8
-from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.run import Run, finite
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def interpolate(run: Run, a: Tensor, b: Tensor, points: int = 9, spherical: bool
     if points < 2:
         raise UserError(f"--points must be at least 2, not {points}.")
     z = between(a, b, points, spherical)
-    images = run.generate(z.flatten(0, 1)).unflatten(0, z.shape[:2])
+    images = finite(run.generate(z.flatten(0, 1))).unflatten(0, z.shape[:2])
     steps = (images[:, 1:] - images[:, :-1]).square().flatten(2).mean(2).sqrt()  # (pairs, points - 1)
     energy = run.energy(images.flatten(0, 1)).unflatten(0, z.shape[:2])
     return Interpolation(

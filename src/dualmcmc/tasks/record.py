@@ -52,7 +52,7 @@ def describe_call(task: str, seconds: float, device: torch.device) -> dict[str, 
     """What was called, when, with which versions, where, and how long it took."""
     return {
         "task": task,
-        "command": shlex.join(["dualmcmc", *sys.argv[1:]]),
+        "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 3),
         "dualmcmc": __version__,
@@ -61,6 +61,12 @@ def describe_call(task: str, seconds: float, device: torch.device) -> dict[str, 
         "torch": torch.__version__,
         "device": describe(device),
     }
+
+
+def _command() -> str:
+    """How this process was called: as the command, or as a script of one's own."""
+    own = Path(sys.argv[0]).name in ("dualmcmc", "__main__.py")
+    return shlex.join(["dualmcmc" if own else sys.argv[0], *sys.argv[1:]])
 
 
 def entry(run: Run, task: str, seconds: float, numbers: dict[str, Any], **facts: Any) -> dict[str, Any]:

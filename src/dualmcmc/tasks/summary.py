@@ -11,7 +11,7 @@ from dualmcmc.data.store import Memory
 from dualmcmc.metrics.frechet import pixel_frechet_distance
 from dualmcmc.pictures import to_uint8
 from dualmcmc.tasks.reconstruct import reconstruct
-from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.run import Run, finite
 
 MOST_PIXELS = 1024  # numbers per image: a pixel covariance beyond this says little and costs much
 MOST_IMAGES = 10_000
@@ -29,7 +29,7 @@ def summarise(run: Run, images: Images) -> dict[str, Any]:
     if test[0].numel() <= MOST_PIXELS and len(test) > 1 and what == "held-out images":
         n = min(len(images.train), MOST_IMAGES)
         start = run.sample(n, steps=0)
-        revised = run.revise_x(start)
+        revised = finite(run.revise_x(start))
         order = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))
         real = images.train.take(order[:n])
         numbers["samples"] = n
