@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -289,3 +293,16 @@ def test_the_benchmark_of_evaluation(call, monkeypatch):
     assert set(result["seconds_of"]) == {"drawing", "features", "distance"}
     assert result["features_per_second"] == pytest.approx(200 / result["seconds_of"]["features"])
     assert "samples/s" in call("bench", "evaluate", "digits", "nets.energy_width=4", "--samples", 100).out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_nothing_half_written(run_folder, tmp_path, number):
+    words = ["sample", str(run_folder), "-n", "2000000", "--out", str(tmp_path / "a.npz"), "--device", "cpu"]
+    process = subprocess.Popen([sys.executable, "-m", "dualmcmc", *words], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob(".a.npz.*")) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert process.poll() is None, "it should be writing"
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
