@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualmcmc import __version__, cli_data, cli_measure, cli_tasks, settings
+from dualmcmc import __version__, cli_bench, cli_data, cli_measure, cli_tasks, settings
 from dualmcmc.cli_data import Json, print_json
 from dualmcmc.cli_options import Average, Device, Seed
 from dualmcmc.errors import Diverged, UserError, nearest
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_data.data, name="data")
-app.add_typer(cli_data.bench, name="bench")
+app.add_typer(cli_bench.bench, name="bench")
 
 
 def _complete_preset(incomplete: str) -> list[str]:

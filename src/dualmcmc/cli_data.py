@@ -1,4 +1,4 @@
-"""The commands `dualmcmc data ...` and `dualmcmc bench ...`: they parse, call, print."""
+"""The commands `dualmcmc data ...`: they parse, call, print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ SET_NAMES = tuple(name for name in typing.get_args(Source) if name != "folder")
 INCEPTION = "inception"  # not a set of images, but fetched like one
 
 data = typer.Typer(help="Get, check and pack images: the sets of the paper, and your own.", rich_markup_mode=None)
-bench = typer.Typer(help="Measure speed.", rich_markup_mode=None)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 Cache = Annotated[
@@ -55,15 +54,9 @@ Where = Annotated[
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, and say which.")]
 
 
-Changes = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as train.batch=64.", show_default=False),
-]
-
-
 @data.callback(invoke_without_command=True)
-@bench.callback(invoke_without_command=True)
-def _explain(context: typer.Context) -> None:
+def explain(context: typer.Context) -> None:
+    """A group called without a command explains itself."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -362,69 +355,3 @@ def pack_set(
     if out is not None:
         settings = f"data.size={size} data.channels={channels} data.crop={crop} data.resize={resize}"
         print(f"use it with: data.source={name} data.path={target} {settings}")
-
-
-@bench.command("data")
-def bench_data(
-    preset: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PRESET",
-            help="Whose images and training step. [default: digits' networks on 64x64 RGB]",
-            show_default=False,
-        ),
-    ] = None,
-    overrides: Changes = None,
-    images: Annotated[int, typer.Option(help="How many images to generate.", min=100)] = 200_000,
-    seconds: Annotated[float, typer.Option(help="Time for each measurement.", min=0.05)] = 3.0,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Where to put the generated file, say on the disk to measure.", show_default=False),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Json = False,
-) -> None:
-    """Images a second of every way to feed a training step, beside what the step itself can take.
-
-    Generates a packed set, reads it from the device's memory, from RAM and from the file, decodes PNG and
-    JPEG, trains on the file as it streams, and prints peak memory.
-    """
-    from dualmcmc import settings
-    from dualmcmc.bench.data import in_words, measure
-
-    changes = list(overrides or [])
-    if preset is None or "=" in preset:
-        changes = ["data.size=64", "data.channels=3", *([preset] if preset else []), *changes]
-        preset = "digits"
-    result = measure(settings.load_config(preset, changes), images, seconds, folder, device, _say)
-    if as_json:
-        print_json(result)
-    else:
-        print(in_words(result))
-
-
-@bench.command("evaluate")
-def bench_evaluate(
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose networks and x-chain.")] = "digits",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as sampling.batch=100.", show_default=False),
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Samples of each kind.", min=100)] = 50_000,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Json = False,
-) -> None:
-    """How long samples and their FID take: drawing, Inception's features, the distance.
-
-    Networks and Inception have random weights, which cost the same: nothing needs to be trained or fetched.
-    """
-    from dualmcmc import settings
-    from dualmcmc.bench.evaluate import in_words, measure
-    from dualmcmc.progress import show
-
-    preset, changes = ("digits", [preset, *(overrides or [])]) if "=" in preset else (preset, list(overrides or []))
-    result = measure(settings.load_config(preset, changes), samples, device, show)
-    if as_json:
-        print_json(result)
-    else:
-        print(in_words(result))

@@ -132,7 +132,7 @@ def given_images(
         raise UserError(f"the picture '{job.target}' would lie among the images: choose another --out.")
     given = images_for(run, path, checked_crop(crop) if crop else None, skip_bad, show)
     say(given.origin["notes"])
-    return given.first(count)
+    return given.some(count, run.seed)
 
 
 def say(notes: Sequence[str]) -> None:

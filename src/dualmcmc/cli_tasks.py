@@ -149,8 +149,8 @@ def interpolate(
     images: Images = None,
     crop: CropOption = None,
     skip_bad: SkipBad = False,
-    pairs: Annotated[int, typer.Option(help="Rows of each kind.", min=1, max=1000)] = 3,
-    points: Annotated[int, typer.Option(help="Images in a row, both ends included.", min=2, max=1000)] = 9,
+    pairs: Annotated[int, typer.Option(help="Rows of each kind.", min=1)] = 3,
+    points: Annotated[int, typer.Option(help="Images in a row, both ends included.", min=2)] = 9,
     spherical: Annotated[bool, typer.Option("--spherical", help="On the sphere, not on a straight line.")] = False,
     z_steps: ZSteps = None,
     out: Picture = None,
@@ -165,10 +165,10 @@ def interpolate(
 
     job = Job(run, "interpolate", out)
     loaded = load_run(run, device, ema, seed, z_steps=z_steps)
-    given = given_images(loaded, images, crop, skip_bad, job)
-    ends = from_uint8(given.store.first(2 * pairs).to(loaded.device))
     if pairs * points > MOST_IMAGES:
         raise UserError(f"{pairs} pairs of {points} points are more than {MOST_IMAGES:,} images: take fewer.")
+    given = given_images(loaded, images, crop, skip_bad, job)
+    ends = from_uint8(given.store.first(2 * pairs).to(loaded.device))
     found = {
         "prior": task.interpolate(loaded, *task.prior_pairs(loaded, pairs), points, spherical),
         "inferred": task.interpolate(loaded, *task.inferred_pairs(loaded, ends), points, spherical),
@@ -268,7 +268,9 @@ def inpaint(
     images: Images = None,
     crop: CropOption = None,
     skip_bad: SkipBad = False,
-    n: Annotated[int | None, typer.Option("-n", help="Only the first so many images.", show_default=False)] = None,
+    n: Annotated[
+        int | None, typer.Option("-n", help="Only so many images, chosen by --seed.", show_default=False)
+    ] = None,
     steps: Steps = None,
     step_size: StepSize = None,
     temperature: Temperature = None,
@@ -330,7 +332,7 @@ def outliers(
     crop: CropOption = None,
     skip_bad: SkipBad = False,
     n: Annotated[
-        int | None, typer.Option("-n", help="Only the first so many images of each set.", show_default=False)
+        int | None, typer.Option("-n", help="Only so many images of each set, chosen by --seed.", show_default=False)
     ] = None,
     z_steps: ZSteps = None,
     out: Picture = None,
@@ -367,7 +369,7 @@ def outliers(
         while key in (task.KNOWN, *sets):
             number += 1
             key = f"{name}-{number}"
-        sets[key] = given.first(n)
+        sets[key] = given.some(n, seed)
     stores = {name: given.store for name, given in sets.items()}
     result = task.outliers(loaded, known.store, stores, chosen, show)
     save_png(task.picture(result), job.target)

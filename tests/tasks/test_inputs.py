@@ -21,11 +21,15 @@ def test_the_runs_own(run):
     assert (len(given.store), given.what) == (359, "held-out images")
     assert (given.origin["source"], given.origin["crop"], given.origin["images"]) == ("digits", "center", 1438)
     assert given.origin["notes"] == []
-    assert len(given.first(5).store) == 5
-    assert given.first(5).origin["used"] == "the first 5 of 359"
-    assert given.first(1000) is given
+    some = given.some(50, seed=1)
+    assert len(some.store) == 50
+    assert some.origin["used"] == "50 of 359"
+    assert some.store.checksum == given.some(50, seed=1).store.checksum != given.some(50, seed=2).store.checksum
+    assert len(set(some.store.indices)) == 50
+    assert some.store.indices.max() > 200  # from all over the set
+    assert given.some(1000, seed=1) is given
     with pytest.raises(UserError, match="-n"):
-        given.first(0)
+        given.some(0, seed=1)
 
 
 def test_images_of_another_size_and_mode_are_converted_and_that_is_said(run, tmp_path):

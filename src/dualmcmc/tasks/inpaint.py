@@ -44,9 +44,7 @@ class Inpainting:
     hidden: float  # share of the pixels
 
 
-def complete(
-    run: Run, x: Tensor, seen: Tensor, z_steps: int | None = None, rng: torch.Generator | None = None
-) -> list[tuple[Tensor, Tensor]]:
+def complete(run: Run, x: Tensor, seen: Tensor, rng: torch.Generator | None = None) -> list[tuple[Tensor, Tensor]]:
     """(completed, generated) after each of the three stages, for images x (B, C, H, W), seen (B, 1, H, W).
 
     Only the pixels that are seen are used.
@@ -55,15 +53,13 @@ def complete(
     occluded = torch.where(seen, x, FILL)
     z = run.infer(occluded).mean
     first = run.generate(z)
-    second = run.generate(run.revise_z(z, occluded, z_steps, rng, observed=seen))
+    second = run.generate(run.revise_z(z, occluded, rng=rng, observed=seen))
     stages = [(torch.where(seen, occluded, made), made) for made in (first, second)]
     completed, made = stages[-1]
     return [*stages, (run.revise_x(completed, rng=rng, observed=seen), run.revise_x(made, rng=rng))]
 
 
-def inpaint(
-    run: Run, images: Store, mask: str, z_steps: int | None = None, keep: int = 12, watch: Watch = quiet
-) -> Inpainting:
+def inpaint(run: Run, images: Store, mask: str, keep: int = 12, watch: Watch = quiet) -> Inpainting:
     """Hide a part of each image and fill it in; the first `keep` are kept. Memory stays bounded."""
     generated, completed = ({stage: Likeness() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
@@ -74,9 +70,7 @@ def inpaint(
         hidden += float((~seen).double().mean((1, 2, 3)).sum())
         shown = max(0, keep - int(part[0]))
         kept[0].append(_bytes(torch.where(seen, x, FILL)[:shown]))
-        for number, (stage, (filled, made)) in enumerate(
-            zip(STAGES, complete(run, x, seen, z_steps, rng), strict=True), 1
-        ):
+        for number, (stage, (filled, made)) in enumerate(zip(STAGES, complete(run, x, seen, rng), strict=True), 1):
             generated[stage].add(x, made)
             completed[stage].add(x, filled)
             errors[stage] += float((x - filled.clamp(-1, 1)).double().square().sum())

@@ -33,14 +33,14 @@ class Given(NamedTuple):
     what: str
     origin: dict[str, Any]  # "notes" among it: what a person should know
 
-    def first(self, count: int | None) -> Given:
-        """At most `count` of them."""
+    def some(self, count: int | None, seed: int) -> Given:
+        """At most `count` of them, chosen by the seed: sets are often ordered by class."""
         if count is None or count >= len(self.store):
             return self
         if count < 1:
             raise UserError(f"-n must be at least 1, not {count}.")
-        kept = Subset(self.store, np.arange(count))
-        return Given(kept, self.what, {**self.origin, "used": f"the first {count} of {len(self.store)}"})
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(self.store))[:count])
+        return Given(Subset(self.store, chosen), self.what, {**self.origin, "used": f"{count} of {len(self.store)}"})
 
 
 def images_for(

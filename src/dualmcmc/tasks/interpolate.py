@@ -64,15 +64,16 @@ def interpolate(run: Run, a: Tensor, b: Tensor, points: int = 9, spherical: bool
 
 def prior_pairs(run: Run, pairs: int) -> tuple[Tensor, Tensor]:
     """The ends of ways between draws from the prior."""
-    return run.prior(pairs), run.prior(pairs)
+    z = run.prior(2 * pairs, run.stream("prior"))
+    return z[::2], z[1::2]
 
 
-def inferred_pairs(run: Run, images: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
+def inferred_pairs(run: Run, images: Tensor) -> tuple[Tensor, Tensor]:
     """The latents of images (2 B, ...) in [-1, 1], inference + z-chain: the first of each two, and the second."""
     if len(images) < 2:
         raise UserError(f"a way between images needs two of them, and there is {len(images)}.")
     images = images[: len(images) // 2 * 2]
-    z = run.revise_z(run.infer(images).mean, images, steps)
+    z = run.revise_z(run.infer(images).mean, images, rng=run.stream("z-chain"))
     return z[::2], z[1::2]
 
 

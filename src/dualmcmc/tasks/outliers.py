@@ -57,8 +57,8 @@ def outliers(run: Run, known: Store, others: Mapping[str, Store], scores: list[s
     for name, store in sets.items():
         parts: dict[str, list[Tensor]] = {score: [] for score in scores}
         for _, x in batches(run, store, watch, f"scoring {name}"):
-            for score in scores:
-                parts[score].append(_score(run, score, x, middle, rng).double().cpu())
+            for score, values in _scores(run, scores, x, middle, rng).items():
+                parts[score].append(values.double().cpu())
         for score in scores:
             found[score][name] = torch.cat(parts[score])
             if not found[score][name].isfinite().all():
@@ -67,11 +67,12 @@ def outliers(run: Run, known: Store, others: Mapping[str, Store], scores: list[s
     return Detection(found, numbers)
 
 
-def _score(run: Run, score: str, x: Tensor, middle: float, rng: torch.Generator) -> Tensor:
-    if score == "reconstruction":
-        return squared_errors(x, run.reconstruct(x, rng=rng))
+def _scores(run: Run, scores: list[str], x: Tensor, middle: float, rng: torch.Generator) -> dict[str, Tensor]:
     energy = run.energy(x)
-    return (energy - middle).abs() if score == "typicality" else energy
+    found = {"energy": energy, "typicality": (energy - middle).abs()}
+    if "reconstruction" in scores:
+        found["reconstruction"] = squared_errors(x, run.reconstruct(x, rng=rng))
+    return {score: found[score] for score in scores}
 
 
 def _mean_energy(run: Run, watch: Watch) -> float:
