@@ -112,6 +112,7 @@ def train(
     else:
         chosen = settings.load_config(preset or "digits", changes)
 
+    from dualmcmc.data.machine import in_words
     from dualmcmc.engine import loop
     from dualmcmc.engine.progress import reporter
 
@@ -122,7 +123,8 @@ def train(
     else:
         print(
             f"{'stopped (' + outcome.why + ')' if unfinished else 'trained'}: {outcome.images:,} images, "
-            f"{outcome.iterations:,} iterations, {outcome.seconds / 60:.1f} minutes"
+            f"{outcome.iterations:,} iterations, {outcome.seconds / 60:.1f} minutes ({outcome.engine}), "
+            f"peak memory {in_words(outcome.peak_memory)}"
         )
         print(f"run folder  {folder}")
         print(f"samples     {folder / 'samples'}")

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from dualmcmc.cli_data import Json, explain, print_json
+from dualmcmc.cli_data import Json, print_json
 
-bench = typer.Typer(help="Measure speed.", rich_markup_mode=None)
-bench.callback(invoke_without_command=True)(explain)
+bench = typer.Typer(
+    help="Measure speed: of an iteration, or with a command of data and of evaluation.", rich_markup_mode=None
+)
 
 Changes = Annotated[
     list[str] | None,
@@ -26,6 +27,47 @@ Changes = Annotated[
 def say(text: str) -> None:
     """What is being done, beside the result."""
     print(text, file=sys.stderr)
+
+
+@bench.callback(invoke_without_command=True)
+def bench_iteration(
+    context: typer.Context,
+    preset: Annotated[str, typer.Option(help="Whose networks and chains.")] = "digits",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; may be repeated.", show_default=False),
+    ] = None,
+    second_x_chain: Annotated[
+        bool, typer.Option("--second-x-chain", help="The authors' form, with two x-chains an iteration.")
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference/--no-reference", help="Check and time the plain eager reference too.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(help="Iterations that are timed.", min=1)] = 10,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time an iteration, its chains and its updates, beside a plain eager reference and the chip's own limits.
+
+    The engine's numbers are first checked against the reference's. Images are random bytes, weights are new.
+
+    \b
+    Examples:
+      dualmcmc bench
+      dualmcmc bench --preset cifar10-resnet --set engine.precision=tf32
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from dualmcmc import settings
+    from dualmcmc.bench.iteration import in_words, measure
+    from dualmcmc.progress import show
+
+    wanted = [*(changes or []), *(["teaching.second_x_chain=true"] if second_x_chain else [])]
+    result = measure(settings.load_config(preset, wanted), device, repeats, reference, say, show)
+    if as_json:
+        print_json(result)
+    else:
+        print(in_words(result))
 
 
 @bench.command("data")

@@ -221,6 +221,22 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """How the work is done: its speed and memory. What is learned stays the same, but for rounding."""
+
+    mode: Literal["auto", "eager", "compiled"] = setting(
+        "auto", "eager: PyTorch as it is; compiled: fused kernels and, on CUDA, one graph; auto: compiled on CUDA"
+    )
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = setting(
+        "auto", "of the convolutions; auto: bfloat16 where compiled on CUDA, else PyTorch's default (tf32 on CUDA)"
+    )
+    micro_batch: int | None = setting(
+        None, "images a network sees at once, to save memory; BatchNorm then normalises over these; null: all", ge=1
+    )
+    threads: int | None = setting(None, "CPU threads; null: one a core, 8 at most, or OMP_NUM_THREADS", ge=1, le=1024)
+
+
+@dataclass(frozen=True)
 class Guard:
     """When a run counts as diverged and is stopped."""
 
@@ -242,6 +258,7 @@ class Config:
     sampling: Sampling = group(Sampling, Sampling.__doc__ or "")
     train: Train = group(Train, Train.__doc__ or "")
     guard: Guard = group(Guard, Guard.__doc__ or "")
+    engine: Engine = group(Engine, Engine.__doc__ or "")
 
     @property
     def sampling_chain(self) -> Chain:

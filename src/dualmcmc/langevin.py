@@ -20,6 +20,7 @@ from dualmcmc.nets.frozen import frozen
 from dualmcmc.rng import gaussian_like
 
 Network = Callable[[Tensor], Tensor]
+Potential = Callable[..., Tensor]
 
 
 @dataclass
@@ -55,27 +56,29 @@ class Trace:
 
 def langevin(
     state: Tensor,
-    potential: Network,
+    potential: Potential,
     chain: Chain,
     rng: torch.Generator | None,
     trace: Trace | None = None,
     mse: Callable[[Tensor, Tensor], Tensor] | None = None,
     held: Tensor | None = None,
+    given: tuple[Tensor, ...] = (),
+    at_once: int | None = None,
 ) -> Tensor:
     """`chain.steps` Langevin steps on exp(-potential), all samples of the batch side by side.
 
     state: (B, ...); potential: (B, ...) -> (B,), each entry the potential of its own sample (a network
-    that uses batch statistics couples the samples, as it does in the authors' code).
+    that uses batch statistics couples the samples, as it does in the authors' code). It is called with the
+    tensors of `given` besides, (B, ...) each, and with at most `at_once` samples where that is set: which
+    bounds the memory of a step and changes nothing else.
     `mse` turns (state, potential) into the trace's squared error; chains on z have one.
     `held`: true for the numbers of the state that keep their value, so that the chain is on the others
     given these; it must broadcast to the state.
     """
-    noise, start = chain.noise_std, state.detach()
+    noise, state = chain.noise_std, state.detach()
+    start = state
     for step in range(chain.steps):
-        state = state.detach().requires_grad_()
-        with torch.enable_grad():
-            values = potential(state)
-            (gradient,) = torch.autograd.grad(values.sum(), state)
+        values, gradient = _slope(potential, state, given, at_once)
         if held is not None:
             gradient = gradient.masked_fill(held, 0)
         if trace is not None:
@@ -83,17 +86,16 @@ def langevin(
             trace.grad_norm.append(_norm(gradient).flatten())
         if chain.grad_clip is not None:
             gradient = gradient * (chain.grad_clip / _norm(gradient).clamp(min=chain.grad_clip))
-        state = state.detach() - chain.step_size * gradient
+        state = state - chain.step_size * gradient
         if noise > 0:
             state = state + noise * gaussian_like(state, rng)
         if chain.clamp is not None:
             state = state.clamp(-chain.clamp, chain.clamp)
         if held is not None:
             state = torch.where(held, start, state)
-    state = state.detach()
     if trace is not None:
         with torch.no_grad():
-            values = potential(state)
+            values = potential(state, *given)
         trace.record(chain.steps, True, state, values, mse(state, values) if mse else None)
     return state
 
@@ -111,8 +113,9 @@ def revise_x(
     `observed`, where given, is true for the pixels that are known and stay: the chain is on the rest, on
     pi(hidden | observed).
     """
-    with frozen(energy):
-        return langevin(x, lambda state: energies(energy, state), chain, rng, trace, held=observed)
+    with frozen(energy) as still:
+        at_once = getattr(still, "at_once", None)
+        return langevin(x, lambda state: energies(still, state), chain, rng, trace, held=observed, at_once=at_once)
 
 
 def revise_z(
@@ -130,19 +133,23 @@ def revise_z(
     -log p(z|x) = |x - g(z)|^2 / (2 sigma^2) + |z|^2 / 2 + constant. `observed`, where given, is true for
     the pixels that are known: the squared error is over these alone, so the chain is on p(z | observed).
     """
-    seen = None if observed is None else observed.expand(x.shape).to(x)
-    known = x if observed is None else torch.where(observed, x, 0)
-    numbers = x[0].numel() if seen is None else seen.flatten(1).sum(1).clamp(min=1)
-
-    def negative_log_joint(state: Tensor) -> Tensor:
-        made = generator(state) if seen is None else generator(state) * seen
-        return squared_error(known, made) / (2 * sigma**2) + half_square(state)
+    given: tuple[Tensor, ...] = (x,)
+    numbers: int | Tensor = x[0].numel()  # that the squared error is over
+    if observed is not None:
+        seen = observed.expand(x.shape).to(x)
+        given, numbers = (torch.where(observed, x, 0), seen), seen.flatten(1).sum(1).clamp(min=1)
 
     def mse(state: Tensor, values: Tensor) -> Tensor:
         return (values - half_square(state)) * (2 * sigma**2) / numbers
 
-    with frozen(generator):
-        return langevin(z, negative_log_joint, chain, rng, trace, mse)
+    with frozen(generator) as still:
+
+        def negative_log_joint(state: Tensor, known: Tensor, seen: Tensor | None = None) -> Tensor:
+            made = still(state) if seen is None else still(state) * seen
+            return squared_error(known, made) / (2 * sigma**2) + half_square(state)
+
+        at_once = getattr(still, "at_once", None)
+        return langevin(z, negative_log_joint, chain, rng, trace, mse, given=given, at_once=at_once)
 
 
 def energies(energy: Network, x: Tensor) -> Tensor:
@@ -161,6 +168,21 @@ def squared_error(a: Tensor, b: Tensor) -> Tensor:
 def half_square(z: Tensor) -> Tensor:
     """-log N(z; 0, I) up to its constant, (B,)."""
     return 0.5 * z.square().flatten(1).sum(1)
+
+
+def _slope(
+    potential: Potential, state: Tensor, given: tuple[Tensor, ...], at_once: int | None
+) -> tuple[Tensor, Tensor]:
+    """The potential of each sample, and its gradient."""
+    parts = zip(*(tensor.split(at_once or len(tensor)) for tensor in (state, *given)), strict=True)
+    values, gradients = [], []
+    for part, *others in parts:
+        leaf = part.detach().requires_grad_()
+        with torch.enable_grad():
+            energy = potential(leaf, *others)
+            gradients += torch.autograd.grad(energy.sum(), leaf)
+        values.append(energy.detach())
+    return (torch.cat(values), torch.cat(gradients)) if len(values) > 1 else (values[0], gradients[0])
 
 
 def _norm(gradient: Tensor) -> Tensor:

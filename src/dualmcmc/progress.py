@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
-Unit = Literal["images", "bytes"]
+Unit = Literal["images", "bytes", "parts"]
 Advance = Callable[[int], None]
 Watch = Callable[[str, int | None, Unit], AbstractContextManager[Advance]]  # what is done, of how many, of what
 
@@ -45,7 +45,9 @@ def _bar(what: str, total: int | None, unit: Unit) -> Iterator[Advance]:
         def render(self, task: Task) -> Text:
             return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s", style="cyan")
 
-    counts = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), Rate())
+    counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(),) if unit == "parts" else (MofNCompleteColumn(), Rate())
+    if unit == "bytes":
+        counts = (DownloadColumn(), TransferSpeedColumn())
     words = TextColumn("{task.description}", markup=False)
     with Progress(words, BarColumn(24), *counts, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task(what, total=total)
@@ -65,10 +67,11 @@ def _lines(what: str, total: int | None, unit: Unit, every: float = 10.0) -> Ite
             last, rate = now, done / (now - begun)
             left = f", {(total - done) / rate / 60:.1f} min left" if total and rate else ""
             of = f" of {_amount(total, unit)}" if total else ""
-            print(f"{what}: {_amount(done, unit)}{of}, {_amount(rate, unit)}/s{left}", file=sys.stderr, flush=True)
+            speed = "" if unit == "parts" else f", {_amount(rate, unit)}/s"
+            print(f"{what}: {_amount(done, unit)}{of}{speed}{left}", file=sys.stderr, flush=True)
 
     yield advance
 
 
 def _amount(count: float, unit: Unit) -> str:
-    return f"{count / 1e6:,.1f} MB" if unit == "bytes" else f"{count:,.0f} images"
+    return f"{count / 1e6:,.1f} MB" if unit == "bytes" else f"{count:,.0f} {unit}"

@@ -59,16 +59,18 @@ class Feed:
 
     def get(self, start: int) -> Tensor:
         """(share, C, H, W) bytes on the device: this process's images of the batch that begins at `start`."""
+        return self.gather(*self.plan(start))
+
+    def plan(self, start: int) -> tuple[Tensor, ...]:
+        """What `gather` needs for the batch that begins at `start`: which images, or these; and which to mirror."""
         begin = start + self._first
-        if self._pixels is not None:
-            x = self._pixels[self._order.indices(begin, self.share)]
-        else:
-            assert self._stream is not None
-            x = self._stream.get(begin)
-        if self.flip:
-            mirrored = self._coins.flips(begin, self.share)
-            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
-        return x
+        which = self._order.indices(begin, self.share) if self._stream is None else self._stream.get(begin)
+        return (which, self._coins.flips(begin, self.share)) if self.flip else (which,)
+
+    def gather(self, which: Tensor, mirrored: Tensor | None = None) -> Tensor:
+        """A planned batch. Work of the device alone, so that a CUDA graph can do it."""
+        x = which if self._pixels is None else self._pixels[which]
+        return x if mirrored is None else torch.where(mirrored[:, None, None, None], x.flip(-1), x)
 
     def close(self) -> None:
         """Let the threads go."""

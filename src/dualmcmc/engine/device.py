@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
+from pathlib import Path
 
 import torch
 
 from dualmcmc.errors import UserError, nearest
+
+MOST_THREADS = 8  # more only get in each other's way on the small networks that people train on a CPU
 
 
 def pick(name: str = "auto") -> torch.device:
@@ -41,3 +46,31 @@ def make_repeatable(device: torch.device, wanted: bool) -> None:
     torch.backends.cudnn.benchmark = not wanted
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def use_threads(wanted: int | None) -> None:
+    """Set the number of CPU threads: what is asked for, or what suits networks of this size.
+
+    OMP_NUM_THREADS, where set, has been obeyed by torch already.
+    """
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(cores(), MOST_THREADS))
+
+
+def cores() -> int:
+    """CPU cores this process may use: its affinity, and the share a container was given."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return allowed
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes taken so far: of the GPU by tensors, or of the machine by this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -20,17 +20,27 @@ class MovingAverage:
         self.nets = nn.ModuleDict(
             {name: copy.deepcopy(trio.get_submodule(name)).eval().requires_grad_(False) for name in names}
         )
+        self._share = next(trio.parameters()).new_zeros(())
 
-    @torch.no_grad()
     def update(self, images: int, batch: int) -> None:
         """Fold in the weights after `images` images, the last `batch` of them new."""
+        self.set_share(images, batch)
+        self.fold_in()
+
+    def set_share(self, images: int, batch: int) -> None:
+        """How much the weights after `images` images count, the last `batch` of them new."""
         half_life = min(self.cfg.half_life, self.cfg.rampup * images) if self.cfg.rampup < 1 else self.cfg.half_life
-        keep = 0.5 ** (batch / half_life) if half_life else 0.0
+        self._share.fill_(1 - (0.5 ** (batch / half_life) if half_life else 0.0))
+
+    @torch.no_grad()
+    def fold_in(self) -> None:
+        """Fold in the weights as they are; all numbers are on the device, so that a CUDA graph can do this."""
         for name, average in self.nets.items():
             live = self.trio.get_submodule(name)
-            torch._foreach_lerp_(list(average.parameters()), list(live.parameters()), 1 - keep)
-            for mine, theirs in zip(average.buffers(), live.buffers(), strict=True):
-                mine.copy_(theirs)
+            for mine, now in zip(average.parameters(), live.parameters(), strict=True):
+                mine.lerp_(now, self._share)
+            for own, theirs in zip(average.buffers(), live.buffers(), strict=True):
+                own.copy_(theirs)
 
     def sampling_trio(self) -> Trio:
         """The networks to sample with: averages where there are any. They share storage with these."""

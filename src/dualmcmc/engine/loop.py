@@ -8,25 +8,23 @@ from pathlib import Path
 
 import torch
 
-from dualmcmc import data, rng, settings
+from dualmcmc import data, settings
 from dualmcmc.config import Config, Data
 from dualmcmc.data.feed import Feed
 from dualmcmc.data.machine import in_words
 from dualmcmc.engine import guard
-from dualmcmc.engine.device import describe, make_repeatable, pick
+from dualmcmc.engine.accelerate import Means, choose
+from dualmcmc.engine.device import describe, make_repeatable, peak_memory, pick, use_threads
 from dualmcmc.engine.folder import RunFolder
+from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.journal import Journal
 from dualmcmc.engine.preview import write_preview
 from dualmcmc.engine.progress import Reporter
 from dualmcmc.engine.state import TrainState, read_config
 from dualmcmc.engine.stop import StopSignals
-from dualmcmc.engine.window import Window
 from dualmcmc.errors import Diverged, UserError
 from dualmcmc.files import make_folder
-from dualmcmc.methods.dual_mcmc import dual_mcmc, step
 from dualmcmc.nets import parameter_counts
-from dualmcmc.nets.frozen import frozen
-from dualmcmc.pictures import from_uint8
 
 FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema")  # what a resumed run cannot change,
 FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # but for where the images lie
@@ -43,6 +41,8 @@ class Outcome:
     why: str  # finished, max-images, max-minutes, SIGINT or SIGTERM
     parameters: dict[str, int]
     last: dict[str, float]  # the newest line of the log
+    engine: str  # how it was computed
+    peak_memory: int  # bytes, of the GPU where there is one
 
 
 def train(
@@ -65,6 +65,8 @@ def train(
         raise UserError(f"'{out}' already holds a run: add --resume to go on with it, or choose another --out.")
     images = data.load(config.data, reporter.watch)  # first: bad input must leave nothing behind
     make_repeatable(device, config.train.deterministic)
+    use_threads(config.engine.threads)
+    means = choose(config.engine, device)
     state = TrainState(config, device, data.fingerprint(images.train))
     same_noise = state.load(folder.latest_state()) if resume else True
     cfg = config.data
@@ -87,22 +89,26 @@ def train(
             data=data.describe(cfg, images),
             resident=feed.resident,
             same_noise=same_noise,
+            engine=means.in_words,
         )
         sizes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         kept = "in its memory" if feed.resident else f"streamed ({in_words(images.train.nbytes)})"
-        reporter.say(f"{len(images.train):,} images on {describe(device)}, {kept}; parameters: {sizes}")
-        for note in images.notes:
+        reporter.say(
+            f"{len(images.train):,} images on {describe(device)}, {kept}; {means.in_words}; parameters: {sizes}"
+        )
+        for note in (*images.notes, *means.notes):
             reporter.say(note)
         if not same_noise:
             reporter.say("the run moved to another kind of device: its noise starts anew, all else goes on")
-        loop = _Loop(config, state, feed, folder, journal, reporter)
+        loop = _Loop(config, state, feed, folder, journal, reporter, means)
         try:
             why = loop.run(signals, max_images, max_minutes)
         finally:
             feed.close()
             journal.close()
             reporter.stop()
-    return Outcome(folder.root, state.images, state.iteration, state.seconds, why, counts, loop.last)
+    done = state.images, state.iteration, state.seconds
+    return Outcome(folder.root, *done, why, counts, loop.last, loop.iteration.means.in_words, peak_memory(device))
 
 
 def _from_anywhere(cfg: Data) -> Data:
@@ -160,13 +166,18 @@ class _Loop:
         folder: RunFolder,
         journal: Journal,
         reporter: Reporter,
+        means: Means,
     ) -> None:
         self.config, self.state, self.feed = config, state, feed
         self.folder, self.journal, self.reporter = folder, journal, reporter
-        self.window = Window()
+        self.iteration = Iteration(config, state, feed, means)
         self.last: dict[str, float] = {}
-        self._x: torch.Tensor | None = None  # the newest batch
         self._read_at, self._read_iteration = time.monotonic(), state.iteration
+
+    def _note(self, text: str) -> None:
+        """Something a person should know of the engine."""
+        self.reporter.say(text)
+        self.journal.event("note", self.state.images, text=text)
 
     def run(self, signals: StopSignals, max_images: int | None, max_minutes: float | None) -> str:
         """Iterate until something says stop; says what did."""
@@ -175,10 +186,13 @@ class _Loop:
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         if state.images == 0:
             self._save()  # so that a run which diverges early still has a good state
+        if state.images < target:
+            self.iteration.prepare(self.reporter.watch, self._note)
         self.reporter.start(state.images, target)
         self._read_at = time.monotonic()
         while state.images < target:
-            self._iterate()
+            self.iteration()
+            self.reporter.advance(state.images, state.iteration)
             why = None
             if state.images >= target:
                 why = "finished" if target == cfg.images else "max-images"
@@ -201,17 +215,6 @@ class _Loop:
                 return why
         return "finished" if target == cfg.images else "max-images"
 
-    def _iterate(self) -> None:
-        """One iteration; waits for nothing."""
-        state, batch = self.state, self.config.train.batch
-        state.set_learning_rates(state.images // self.feed.count)
-        self._x = from_uint8(self.feed.get(state.images))
-        self.window.add(step(state.trio, state.optimizers, self._x, state.rng, self.config.teaching))
-        state.iteration += 1
-        state.images += batch
-        state.ema.update(state.images, batch)
-        self.reporter.advance(state.images, state.iteration)
-
     def _due(self, every: int) -> bool:
         """Whether the last batch crossed a multiple of `every` images."""
         return self.state.images // every > (self.state.images - self.config.train.batch) // every
@@ -219,9 +222,10 @@ class _Loop:
     def _read(self) -> None:
         """Wait for the device, note the numbers, stop the run if they are past all health."""
         state = self.state
-        record = self.window.read()
+        iterations = state.iteration - self._read_iteration
+        record = self.iteration.window.read(iterations)
         now = time.monotonic()
-        iterations, passed = state.iteration - self._read_iteration, now - self._read_at
+        passed = now - self._read_at
         state.seconds += passed
         self._read_at, self._read_iteration = now, state.iteration
         record = {
@@ -229,7 +233,7 @@ class _Loop:
             "images": state.images,
             "seconds": round(state.seconds, 3),
             "iterations_per_second": iterations / passed,
-            "lr_energy": state.optimizers.energy.param_groups[0]["lr"],
+            "lr_energy": float(state.optimizers.energy.param_groups[0]["lr"]),
         } | record
         self.last = record
         self.journal.record(record)
@@ -248,25 +252,11 @@ class _Loop:
                 f"dualmcmc train --resume --out {self.folder.root} KEY=VALUE"
             ) from None
 
-    def _try_out(self) -> None:
-        """See that an iteration from here is sound: the numbers read so far are from before the last update.
-
-        Changes nothing: the networks are frozen, and the noise is not the run's.
-        """
-        state, trio, trial = self.state, self.state.trio, Window()
-        noise = rng.generator(0, state.device)
-        x = self._x
-        assert x is not None  # nothing is saved before an iteration but the very first state
-        z = torch.randn(len(x), self.config.teaching.latent_dim, device=state.device, generator=noise)
-        with torch.no_grad(), frozen(trio.energy), frozen(trio.generator), frozen(trio.inference):
-            trial.add(dual_mcmc(trio, x, z, noise, self.config.teaching).stats)
-        self._check(trial.read())
-
     def _save(self) -> None:
         """The full state and the snapshot, if they are sound."""
         begun = time.monotonic()
         if self.state.images > 0:
-            self._try_out()
+            self._check(self.iteration.try_out())  # the numbers read so far are from before the last update
         path = self.folder.state_path(self.state.images)
         self.state.save(path)
         self.state.save_snapshot(self.folder.snapshot)

@@ -43,7 +43,11 @@ class TrainState:
         for name, optimizer in self.optimizers._asdict().items():
             cfg: Adam = getattr(self.config.optim, name)
             for group in optimizer.param_groups:
-                group["lr"] = cfg.lr * cfg.lr_decay**epoch
+                now = cfg.lr * cfg.lr_decay**epoch
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(now)
+                else:
+                    group["lr"] = now
 
     def save(self, path: Path) -> None:
         """The full state, enough to go on exactly."""
@@ -85,7 +89,17 @@ class TrainState:
 
 
 def _adam(net: torch.nn.Module, cfg: Adam) -> torch.optim.Adam:
-    return torch.optim.Adam(net.parameters(), lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay)
+    device = next(net.parameters()).device
+    on_gpu = device.type == "cuda"  # one kernel a network, and nothing of it on the host: a CUDA graph can hold it
+    return torch.optim.Adam(
+        net.parameters(),
+        lr=torch.tensor(cfg.lr, device=device) if on_gpu else cfg.lr,
+        betas=cfg.betas,
+        eps=cfg.eps,
+        weight_decay=cfg.weight_decay,
+        fused=on_gpu,
+        capturable=on_gpu,
+    )
 
 
 def read_config(path: Path) -> Config:

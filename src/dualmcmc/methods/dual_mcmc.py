@@ -37,11 +37,14 @@ class Optimizers(NamedTuple):
     inference: torch.optim.Optimizer
 
 
-def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Losses:
+def dual_mcmc(
+    trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg: Teaching, teach_energy: bool = True
+) -> Losses:
     """Algorithm 1, one iteration: the three losses for data x (B, ...) and prior draws z (B, d).
 
     All four samples come from the parameters as they are (the paper's alpha_t, theta_t, phi_t); none
     carries a gradient. Minimising a loss follows the paper's gradient for that network.
+    `teach_energy` false leaves the energy's loss at 0, for one that learns from other samples.
     """
     # MCMC sampling: x_hat from the generator at z, revised by k_x Langevin steps on the energy.
     x_hat = trio.generator(z)
@@ -54,31 +57,20 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg
     z_rev = revise_z(trio.generator, z_hat, x, cfg.sigma, cfg.z_chain, rng)
 
     # Learn pi_alpha (eq:ebm_obj_kl_ours_grad): raise f = -E on data, lower it on revised samples.
-    energy, energy_stats = energy_loss(trio, x, x_rev, cfg)
+    energy, energy_stats = energy_loss(trio, x, x_rev, cfg) if teach_energy else (x.new_zeros(()), {})
 
-    # Learn p_theta (eq:gen_obj_kl_ours_grad): -log p(x, z_rev) - log p(x_rev, z); p(z) has no theta.
-    paper_weight = 1 / (2 * cfg.sigma**2)
-    data_error = squared_error(x, trio.generator(z_rev)).mean()
-    sample_error = squared_error(x_rev, x_hat).mean()
-    generator = (
-        weight_or(cfg.generator_data_weight, paper_weight) * data_error
-        + weight_or(cfg.generator_sample_weight, paper_weight) * sample_error
-    )
+    # Learn p_theta (eq:gen_obj_kl_ours_grad): raise log p(x, z_rev) + log p(x_rev, z); p(z) has no theta.
+    generator, generator_stats = generator_loss(x, trio.generator(z_rev), x_rev, x_hat, cfg)
 
-    # Learn q_phi (eq:inf_obj_kl_ours_grad): -log q(z_rev|x) - log q(z|x_rev).
-    data_nll = q.nll(z_rev).mean()
-    sample_nll = Gaussian(*trio.inference(x_rev)).nll(z).mean()
-    inference = cfg.inference_data_weight * data_nll + cfg.inference_sample_weight * sample_nll
+    # Learn q_phi (eq:inf_obj_kl_ours_grad): raise log q(z_rev|x) + log q(z|x_rev).
+    inference, inference_stats = inference_loss(q, z_rev, Gaussian(*trio.inference(x_rev)), z, cfg)
 
     with torch.no_grad():
-        stats = energy_stats | {
-            "reconstruction_mse": data_error / x[0].numel(),
+        moved = {
             "x_moved": (x_rev - x_start).square().mean().sqrt(),
             "z_moved": (z_rev - z_hat).square().mean().sqrt(),
-            "inference_data_nll": data_nll,
-            "inference_sample_nll": sample_nll,
         }
-    return Losses(energy, generator, inference, {name: value.detach() for name, value in stats.items()})
+    return Losses(energy, generator, inference, energy_stats | generator_stats | inference_stats | moved)
 
 
 def chain_start(x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Tensor:
@@ -89,11 +81,30 @@ def chain_start(x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Te
 
 def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
     """mean E(x) - mean E(x_rev), and both means."""
-    # One batch: the gradient is a small difference of two large sums; and one spectral norm for both.
-    on_data, on_samples = energies(trio.energy, torch.cat([x, x_rev])).chunk(2)
+    # One batch, in pairs: the gradient is a small difference of two large sums; and one spectral norm for both.
+    pairs = torch.stack([x, x_rev], 1).flatten(0, 1)
+    on_data, on_samples = energies(trio.energy, pairs).unflatten(0, (-1, 2)).unbind(1)
     loss = on_data.mean() - on_samples.mean()
     stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
     return cfg.energy_weight * loss, {name: value.detach() for name, value in stats.items()}
+
+
+def generator_loss(x: Tensor, g_of_z_rev: Tensor, x_rev: Tensor, x_hat: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
+    """-log p(x|z_rev) - log p(x_rev|z), weighted, and the first as an error per pixel."""
+    paper_weight = 1 / (2 * cfg.sigma**2)
+    data_error, sample_error = squared_error(x, g_of_z_rev).mean(), squared_error(x_rev, x_hat).mean()
+    loss = (
+        weight_or(cfg.generator_data_weight, paper_weight) * data_error
+        + weight_or(cfg.generator_sample_weight, paper_weight) * sample_error
+    )
+    return loss, {"reconstruction_mse": data_error.detach() / x[0].numel()}
+
+
+def inference_loss(q: Gaussian, z_rev: Tensor, q_rev: Gaussian, z: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
+    """-log q(z_rev|x) - log q(z|x_rev), weighted, and both; q is q(.|x), q_rev is q(.|x_rev)."""
+    on_data, on_samples = q.nll(z_rev).mean(), q_rev.nll(z).mean()
+    loss = cfg.inference_data_weight * on_data + cfg.inference_sample_weight * on_samples
+    return loss, {"inference_data_nll": on_data.detach(), "inference_sample_nll": on_samples.detach()}
 
 
 def weight_or(weight: float | None, paper: float) -> float:
@@ -104,7 +115,7 @@ def weight_or(weight: float | None, paper: float) -> float:
 def step(trio: Trio, optimizers: Optimizers, x: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Stats:
     """Algorithm 1, one iteration with its three updates, on data x (B, ...). Returns what was seen."""
     z = torch.randn(len(x), cfg.latent_dim, dtype=x.dtype, device=x.device, generator=rng)
-    losses = dual_mcmc(trio, x, z, rng, cfg)
+    losses = dual_mcmc(trio, x, z, rng, cfg, teach_energy=not cfg.second_x_chain)
     stats = losses.stats
     stats["grad_norm_generator"] = descend(optimizers.generator, losses.generator)
     stats["grad_norm_inference"] = descend(optimizers.inference, losses.inference)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualmcmc.config import stages
-from dualmcmc.nets.blocks import DownBlock, resnet_widths
+from dualmcmc.nets.blocks import Conv2d, DownBlock, resnet_widths
 
 
 class SimpleEnergy(nn.Module):
@@ -18,16 +18,16 @@ class SimpleEnergy(nn.Module):
         super().__init__()
         base, count = stages(size)
         widths = [min(width << level, 4 * width) for level in range(count + 1)]
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         for inside, outside in pairwise(widths):
-            layers += [nn.Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            layers += [Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.hidden = nn.Linear(widths[-1] * base * base, width)
         self.out = nn.Linear(width, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images -> (B,) energies."""
-        return self.out(F.leaky_relu(self.hidden(self.features(x)), 0.2)).flatten()
+        return self.out(F.leaky_relu(self.hidden(self.features(x).to(x.dtype)), 0.2)).flatten()
 
 
 class ResnetEnergy(nn.Module):
@@ -47,4 +47,4 @@ class ResnetEnergy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images -> (B,) energies."""
-        return self.out(F.relu(self.blocks(x)).mean(dim=(2, 3))).flatten()
+        return self.out(F.relu(self.blocks(x)).mean(dim=(2, 3), dtype=x.dtype)).flatten()

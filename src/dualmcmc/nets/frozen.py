@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+Network = Callable[..., Any]
+
 
 @contextmanager
-def frozen(net: Callable[..., object]) -> Iterator[None]:
-    """Hold `net` still: no weight gradients, no running statistics, no power iterations.
+def frozen(net: Network) -> Iterator[Network]:
+    """Hold `net` still: no weight gradients, no running statistics, no power iterations. Gives what to call.
 
     A chain calls its network dozens of times at fixed parameters. Without this, each backward pass
     could work out weight gradients that nobody reads, each BatchNorm would fold the chain's states
     into its running statistics, and each spectral norm would be worked out again at every step:
     inside, it is worked out once. BatchNorm still uses batch statistics if the net is in train mode.
     """
+    own = getattr(net, "frozen", None)  # one that knows how to: nets/evaluator.py
+    if own is not None:
+        with own() as still:
+            yield still
+        return
     if not isinstance(net, torch.nn.Module):  # a plain function has nothing to hold
-        yield
+        yield net
         return
     learned = [p for p in net.parameters() if p.requires_grad]
     tracking = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and m.training]
@@ -33,7 +41,7 @@ def frozen(net: Callable[..., object]) -> Iterator[None]:
         for reparametrised in iterating:
             reparametrised.eval()
         with parametrize.cached():
-            yield
+            yield net
     finally:
         for parameter in learned:
             parameter.requires_grad_(True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualmcmc.config import stages
-from dualmcmc.nets.blocks import UpBlock, resnet_widths
+from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d, UpBlock, resnet_widths
 
 
 class SimpleGenerator(nn.Module):
@@ -21,12 +21,12 @@ class SimpleGenerator(nn.Module):
         widths = [min(8 * width, 2 * width << level) for level in range(count, -1, -1)]
         layers: list[nn.Module] = [nn.ConvTranspose2d(latent_dim, widths[0], base), nn.LeakyReLU(0.2)]
         for inside, outside in pairwise(widths):
-            layers += [nn.ConvTranspose2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1))
+            layers += [ConvTranspose2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        self.layers = nn.Sequential(*layers, Conv2d(widths[-1], channels, 3, padding=1))
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, d) latents -> (B, C, H, W) images."""
-        return torch.tanh(self.layers(z[:, :, None, None]))
+        return torch.tanh(self.layers(z[:, :, None, None]).to(z.dtype))
 
 
 class ResnetGenerator(nn.Module):
@@ -41,9 +41,9 @@ class ResnetGenerator(nn.Module):
             *(UpBlock(inside, outside, self.base << level) for level, (inside, outside) in enumerate(pairwise(widths)))
         )
         self.norm = nn.BatchNorm2d(widths[-1])
-        self.out = nn.Conv2d(widths[-1], channels, 3, padding=1)
+        self.out = Conv2d(widths[-1], channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, d) latents -> (B, C, H, W) images."""
         h = self.start(z).unflatten(1, (-1, self.base, self.base))
-        return torch.tanh(self.out(F.relu(self.norm(self.blocks(h)))))
+        return torch.tanh(self.out(F.relu(self.norm(self.blocks(h)))).to(z.dtype))

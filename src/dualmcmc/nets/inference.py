@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dualmcmc.config import stages
+from dualmcmc.nets.blocks import Conv2d
 from dualmcmc.rng import gaussian_like
 
 
@@ -37,14 +38,14 @@ class ConvInference(nn.Module):
         super().__init__()
         base, count = stages(size)
         widths = [min(width << level, max(1024, width)) for level in range(count + 1)]
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         for inside, outside in pairwise(widths):
-            layers += [nn.Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            layers += [Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
         self.features = nn.Sequential(*layers)
-        self.mean = nn.Conv2d(widths[-1], latent_dim, base)
-        self.log_var = nn.Conv2d(widths[-1], latent_dim, base)
+        self.mean = Conv2d(widths[-1], latent_dim, base)
+        self.log_var = Conv2d(widths[-1], latent_dim, base)
 
     def forward(self, x: Tensor) -> Gaussian:
         """(B, C, H, W) images -> mean and log-variance, (B, d) each."""
         h = self.features(x)
-        return Gaussian(self.mean(h).flatten(1), self.log_var(h).flatten(1))
+        return Gaussian(self.mean(h).flatten(1).to(x.dtype), self.log_var(h).flatten(1).to(x.dtype))

@@ -1,0 +1,142 @@
+"""Whether the reference and our engine compute the same thing, which must be known before their times mean anything."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualmcmc.config import Config
+from dualmcmc.data.feed import Feed
+from dualmcmc.data.store import Memory
+from dualmcmc.engine.accelerate import Means
+from dualmcmc.engine.graph import WARM_UP
+from dualmcmc.engine.iteration import Iteration
+from dualmcmc.engine.state import TrainState
+from dualmcmc.errors import UserError
+from dualmcmc.pictures import from_uint8
+from dualmcmc.progress import Watch, quiet
+
+FLOAT32_BOUND = 1e-4  # largest relative difference of any loss
+COARSE_BOUND = 0.05  # the same in tf32 and bfloat16
+GRADIENT_SLACK = 10  # norms of gradients may differ by so many times the bound
+Say = Callable[[str], None]
+Numbers = dict[str, float]
+
+
+def reference_module() -> ModuleType:
+    """benchmarks/reference.py, which a wheel carries beside this file."""
+    here = Path(__file__).parent
+    for path in (here / "reference.py", *(up / "benchmarks" / "reference.py" for up in here.parents)):
+        if path.is_file():
+            spec = importlib.util.spec_from_file_location("dualmcmc_reference", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    raise UserError("benchmarks/reference.py is not here: add --no-reference, or run it in a checkout.")
+
+
+def check(config: Config, device: torch.device, means: Means, say: Say, watch: Watch = quiet) -> dict[str, Any]:
+    """See that the reference and our engine compute the same, with equal weights and equal noise.
+
+    In strict float32, and in the engine's own precision where that is another. Learning rates are 0, so that every
+    iteration starts from the same weights: some run before, some inside the CUDA graph.
+    """
+    found: dict[str, Any] = {}
+    wanted = ["float32"] if means.precision == "float32" else ["float32", means.precision]
+    for precision in wanted:
+        bound = FLOAT32_BOUND if precision == "float32" else COARSE_BOUND
+        say(f"checking {precision} against the reference")
+        ours = _stats_of_ours(config, replace(means, precision=precision), watch)
+        theirs = _stats_of_reference(config, device, len(ours))
+        differences = [_differences(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+        worst = {name: max(row[name] for row in differences) for name in differences[0]}
+        found[precision] = {"bound": bound, "largest": max(worst.values()), "differences": worst}
+        name = max(worst, key=lambda key: worst[key])
+        if not worst[name] <= bound:
+            raise UserError(
+                f"our engine ({means.in_words}) and the reference disagree in {precision}: {name} differs by "
+                f"{worst[name]:.2g}, more than {bound:g}. Nothing was timed."
+            )
+    return found
+
+
+def _differences(ours: Numbers, theirs: Numbers) -> Numbers:
+    """How far each number is off, relative to it; energies, whose zero means nothing, relative to the larger mean."""
+    scale = max(abs(theirs["energy_data"]), abs(theirs["energy_sample"]))
+    found = {}
+    for name, value in theirs.items():
+        size = scale if name.startswith("energy") else abs(value)
+        slack = GRADIENT_SLACK if name.startswith("grad_norm") else 1
+        found[name] = abs(ours[name] - value) / (size + 1e-12) / slack
+    return found
+
+
+def _still(config: Config) -> Config:
+    """The same without learning."""
+    optim = config.optim
+    slow = {name: replace(getattr(optim, name), lr=1e-30) for name in ("energy", "generator", "inference")}
+    return replace(config, optim=replace(optim, **slow))
+
+
+def _stats_of_ours(config: Config, means: Means, watch: Watch) -> list[Numbers]:
+    iteration = build_iteration(_still(config), means)
+    iteration.prepare(watch)
+    found = []
+    for _ in range(WARM_UP + 2 if iteration.means.graphed else 2):
+        iteration()
+        numbers = iteration.window.read(1)
+        numbers.pop("energy_gap_max")
+        found.append(numbers)
+    return found
+
+
+def _stats_of_reference(config: Config, device: torch.device, count: int) -> list[Numbers]:
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        reference, state = build_reference(_still(config), device)
+        x = random_images(config, device)
+        return [{n: v.item() for n, v in reference.iteration(x, state.rng).items()} for _ in range(count)]
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+
+
+def build_reference(config: Config, device: torch.device) -> tuple[Any, TrainState]:
+    """The reference with the weights and the noise that our engine begins with."""
+    state = TrainState(config, device)
+    reference = reference_module().Reference(config, device)
+    reference.nets.load_state_dict(state.trio.state_dict())
+    return reference, state
+
+
+def _pixels(config: Config) -> Tensor:
+    """Random bytes, one batch of them: every iteration then has the same images, in some order."""
+    shape = (config.train.batch, config.data.channels, config.data.size, config.data.size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def random_images(config: Config, device: torch.device) -> Tensor:
+    """One batch of noise, as images."""
+    return from_uint8(_pixels(config)).to(device)
+
+
+class _Unshuffled(Feed):
+    """The one batch there is, as it lies: the reference gets the same."""
+
+    def plan(self, start: int) -> tuple[Tensor, ...]:
+        return (torch.arange(self.share, device=self._order.device),)
+
+
+def build_iteration(config: Config, means: Means) -> Iteration:
+    """Our engine on one batch of noise, always the same."""
+    state = TrainState(config, means.device)
+    feed = _Unshuffled(Memory(_pixels(config)), config.seed, config.train.batch, means.device, "device")
+    return Iteration(config, state, feed, means)

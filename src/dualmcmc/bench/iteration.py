@@ -1,0 +1,212 @@
+"""How long an iteration takes, part by part, beside a plain eager reference and what the chip can do.
+
+The reference is benchmarks/reference.py. Before anything is timed, both run from the same weights with the same noise
+and must agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dualmcmc import __version__
+from dualmcmc.bench import timing
+from dualmcmc.bench.check import Say, build_iteration, build_reference, check, random_images
+from dualmcmc.config import Config
+from dualmcmc.data.machine import in_words as memory_words
+from dualmcmc.engine.accelerate import Means, choose
+from dualmcmc.engine.device import describe, make_repeatable, pick, use_threads
+from dualmcmc.engine.graph import WARM_UP, Graphed
+from dualmcmc.engine.iteration import Iteration
+from dualmcmc.langevin import revise_x, revise_z
+from dualmcmc.methods.dual_mcmc import descend, energy_loss, generator_loss, inference_loss
+from dualmcmc.nets import Gaussian
+from dualmcmc.nets.evaluator import uncompiled
+from dualmcmc.progress import Watch, quiet
+
+PARTS = {  # the two chains and the three updates
+    "x-chain": "x-chain",
+    "z-chain": "z-chain",
+    "energy": "update of E",
+    "generator": "update of G",
+    "inference": "update of I",
+}
+
+
+def measure(
+    config: Config,
+    device: str = "auto",
+    repeats: int = 10,
+    with_reference: bool = True,
+    say: Say = lambda text: None,
+    watch: Watch = quiet,
+) -> dict[str, Any]:
+    """Check, then time: the reference, our engine as `config.engine` says, and the parts of both."""
+    place = pick(device)
+    make_repeatable(place, config.train.deterministic)
+    use_threads(config.engine.threads)
+    means = choose(config.engine, place)
+    for note in means.notes:
+        say(note)
+    result: dict[str, Any] = {
+        "preset": config.preset,
+        "batch": config.train.batch,
+        "steps": [config.teaching.x_chain.steps, config.teaching.z_chain.steps],
+        "second_x_chain": config.teaching.second_x_chain,
+        "device": describe(place),
+        "torch": torch.__version__,
+        "dualmcmc": __version__,
+        "deterministic": config.train.deterministic,
+    }
+    if with_reference:
+        result["check"] = check(config, place, means, say, watch)
+        say("timing the reference")
+        result["reference"] = _time_reference(config, place, max(2, repeats // 3))
+    result["ours"] = _time_ours(config, place, means, repeats, say, watch)
+    result["ceilings"] = timing.ceilings(place, result["ours"]["precision"])
+    if with_reference:
+        result["ratio"] = result["reference"]["seconds"] / result["ours"]["seconds"]
+    return result
+
+
+def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[str, Any]:
+    """PyTorch with its defaults (on CUDA, float32 convolutions in tf32): the whole, and each part."""
+    torch.backends.cudnn.allow_tf32 = True
+    reference, state = build_reference(config, device)
+    x = random_images(config, device)
+    _forget_peak(device)
+    whole = timing.seconds(lambda: reference.iteration(x, state.rng), device, repeats)
+    peak, laps = _peak(device), timing.Laps(device)
+    for _ in range(repeats):
+        laps.begin()
+        reference.iteration(x, state.rng, laps)
+    flops = timing.flops_by_part(lambda lap: reference.iteration(x, state.rng, lap))
+    parts = {name: {"seconds": laps.parts[name] / repeats, "flops": flops[name]} for name in PARTS}
+    precision = "tf32" if device.type == "cuda" else "float32"
+    return _summary(config, whole, parts, peak) | {"mode": "eager", "precision": precision}
+
+
+def _time_ours(
+    config: Config, device: torch.device, means: Means, repeats: int, say: Say, watch: Watch
+) -> dict[str, Any]:
+    iteration = build_iteration(config, means)
+    begun = time.perf_counter()
+    iteration.prepare(watch, say)
+    timing.wait(device)
+    compiling = time.perf_counter() - begun
+    _forget_peak(device)
+    say("timing our engine")
+    whole = timing.seconds(iteration, device, repeats, WARM_UP + 2)
+    peak, parts = _peak(device), {}
+    for name, work in _parts(iteration).items():
+        with uncompiled(iteration.networks):
+            flops = timing.count_flops(work)
+        graphed = iteration.means.graphed
+        run = Graphed(work, device, iteration.state.rng, refuse=say) if graphed else work
+        parts[name] = {"seconds": timing.seconds(run, device, repeats, WARM_UP + 2), "flops": flops}
+    return _summary(config, whole, parts, peak) | {
+        "mode": "compiled" if iteration.means.compiled else "eager",
+        "precision": iteration.means.precision,
+        "seconds_to_compile": compiling if iteration.means.compiled else None,
+    }
+
+
+def _summary(config: Config, whole: float, parts: dict[str, dict[str, float]], peak: int | None) -> dict[str, Any]:
+    chains = parts["x-chain"]["seconds"] + parts["z-chain"]["seconds"]
+    return {
+        "seconds": whole,
+        "images_per_second": config.train.batch / whole,
+        "flops": sum(part["flops"] for part in parts.values()),
+        "peak_bytes": peak,
+        "share_not_chain": max(0.0, 1 - chains / whole),
+        "parts": parts,
+    }
+
+
+def _parts(iteration: Iteration) -> dict[str, Callable[[], None]]:
+    """Each part of an iteration on its own, of the same pieces as the whole."""
+    config, state, nets = iteration.config, iteration.state, iteration.networks
+    cfg, optimizers, rng = config.teaching, state.optimizers, state.rng
+    x = random_images(config, state.device)
+    z, z_rev = (torch.randn(len(x), cfg.latent_dim, device=state.device) for _ in range(2))
+    x_rev = torch.rand_like(x) * 2 - 1
+
+    def generator() -> None:
+        x_hat = nets.generator(z)
+        descend(optimizers.generator, generator_loss(x, nets.generator(z_rev), x_rev, x_hat, cfg)[0])
+
+    def inference() -> None:
+        q, q_rev = Gaussian(*nets.inference(x)), Gaussian(*nets.inference(x_rev))
+        descend(optimizers.inference, inference_loss(q, z_rev, q_rev, z, cfg)[0])
+
+    def x_chains() -> None:
+        for _ in range(1 + cfg.second_x_chain):
+            revise_x(nets.energy, x_rev, cfg.x_chain, rng)
+
+    return {
+        "x-chain": x_chains,
+        "z-chain": lambda: _nothing(revise_z(nets.generator, z, x, cfg.sigma, cfg.z_chain, rng)),
+        "energy": lambda: _nothing(descend(optimizers.energy, energy_loss(nets, x, x_rev, cfg)[0])),
+        "generator": generator,
+        "inference": inference,
+    }
+
+
+def _nothing(value: object) -> None:
+    """A part leaves no result."""
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """The result as a table."""
+    ours, reference, top = result["ours"], result.get("reference"), result["ceilings"]["matmul_flops"]
+    k_x, k_z = result["steps"]
+    lines = [
+        f"{result['preset']}: batch {result['batch']}, k_x {k_x}{' twice' if result['second_x_chain'] else ''}, "
+        f"k_z {k_z}; {result['device']}, torch {result['torch']}",
+        f"ours: {ours['mode']}, {ours['precision']}; matrix products reach {top / 1e12:.3g} TFLOP/s in that, copies "
+        f"{result['ceilings']['copy_bytes'] / 1e12:.3g} TB/s",
+    ]
+    for precision, found in result.get("check", {}).items():
+        lines.append(
+            f"same numbers as the reference in {precision}: within {found['largest']:.1g} ({found['bound']:g})"
+        )
+    lines.append(
+        f"{'':18}{'reference':>11}{'ours':>11}{'ratio':>8}{'TFLOP':>8}{'TFLOP/s':>9}{'share':>7}{'as plain':>10}"
+    )
+    rows = {"whole iteration": (ours, reference)} | {
+        words: (ours["parts"][name], reference and reference["parts"][name]) for name, words in PARTS.items()
+    }
+    for words, (mine, theirs) in rows.items():
+        rate = mine["flops"] / mine["seconds"]
+        row = f"{words:18}{_ms(theirs):>11}{_ms(mine):>11}"
+        row += f"{theirs['seconds'] / mine['seconds']:>7.1f}x" if theirs else f"{'':>8}"
+        row += f"{mine['flops'] / unit:>8.3g}{rate / unit:>9.3g}{rate / top:>7.0%}"
+        lines.append(row + (f"{theirs['flops'] / mine['seconds'] / top:>10.0%}" if theirs else ""))
+    lines.append(
+        "share: of the matrix product's rate" + ("; as plain: counting the reference's operations" * bool(reference))
+    )
+    for words, side in (("reference", reference), ("ours", ours)):
+        if side:
+            memory = f", peak memory {memory_words(side['peak_bytes'])}" if side["peak_bytes"] else ""
+            other = f"not in a chain {side['share_not_chain']:.0%}"
+            lines.append(f"{words}: {side['images_per_second']:,.0f} images/s, {other}{memory}")
+    if ours["seconds_to_compile"] is not None:
+        lines.append(f"compiling took {ours['seconds_to_compile']:.0f} s; it is cached for the next run")
+    return "\n".join(lines)
+
+
+def _ms(part: dict[str, Any] | None) -> str:
+    return f"{1000 * part['seconds']:,.2f} ms" if part else ""

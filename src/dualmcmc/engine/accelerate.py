@@ -1,0 +1,138 @@
+"""How the networks of a run are evaluated on this machine: chosen, built, compiled, or refused with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from dualmcmc.config import Config, Engine
+from dualmcmc.data.cache import cache_folder
+from dualmcmc.nets import Trio, build
+from dualmcmc.nets.evaluator import Evaluator
+from dualmcmc.progress import Watch, quiet
+
+BFLOAT16_FROM = (8, 0)  # compute capability
+TRITON_FROM = (7, 0)
+
+
+@dataclass(frozen=True)
+class Means:
+    """What `engine` comes to on this machine."""
+
+    compiled: bool
+    precision: str  # float32, tf32 or bfloat16
+    device: torch.device
+    notes: tuple[str, ...] = ()  # what was asked for and cannot be had
+
+    @property
+    def graphed(self) -> bool:
+        """Whether an iteration becomes one CUDA graph."""
+        return self.compiled and self.device.type == "cuda"
+
+    @property
+    def in_words(self) -> str:
+        """For the log."""
+        return f"{'compiled' if self.compiled else 'eager'}, {self.precision}"
+
+
+def choose(cfg: Engine, device: torch.device) -> Means:
+    """Make out what can be had of what `cfg` asks for."""
+    on_gpu, notes = device.type == "cuda", []
+    compiled = cfg.mode == "compiled" or (cfg.mode == "auto" and on_gpu)
+    reason = _cannot_compile(device) if compiled else None
+    if reason:
+        compiled = False
+        notes.append(f"not compiled: {reason}; going on eagerly")
+    precision = cfg.precision
+    if precision == "auto":
+        precision = "bfloat16" if compiled and _has_bfloat16(device) else "tf32" if on_gpu else "float32"
+    elif precision == "bfloat16" and on_gpu and not _has_bfloat16(device):
+        precision = "tf32"
+        notes.append("engine.precision=bfloat16 needs a GPU of compute capability 8.0: going on with tf32")
+    elif precision == "tf32" and not on_gpu:
+        precision = "float32"
+        notes.append("engine.precision=tf32 is for CUDA: going on with float32")
+    return Means(compiled, precision, device, tuple(notes))
+
+
+def _cannot_compile(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(device) < TRITON_FROM:
+        return "the GPU is older than Triton supports (compute capability 7.0)"
+    return None
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_FROM
+
+
+def set_precision(means: Means) -> None:
+    """What float32 convolutions may do on CUDA. Matrix products, which are few and small here, stay exact."""
+    torch.backends.cudnn.allow_tf32 = means.precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None) -> Trio:
+    """The networks as the engine runs them: `trio` itself where nothing about it is special."""
+    set_precision(means)
+    coarse = means.precision == "bfloat16"
+    if not (means.compiled or coarse or micro_batch):
+        return trio
+    bare = build(replace(config, nets=replace(config.nets, spectral_norm=False)))
+    dtype = torch.bfloat16 if coarse else torch.float32
+    compiler = _compiler() if means.compiled else None
+    nets = {
+        name: Evaluator(net, bare.get_submodule(name), dtype, micro_batch, compiler)
+        for name, net in trio.named_children()
+    }
+    return Trio(**nets)
+
+
+def _compiler() -> Callable[..., Callable]:
+    """torch.compile as it is used here; what it makes is kept in the cache folder for the next run."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 64  # all networks share the few lines that call their layers
+
+    def compiler(layers: Callable) -> Callable:
+        return torch.compile(layers, dynamic=False, fullgraph=True)
+
+    return compiler
+
+
+def compile_for_training(networks: Trio, config: Config, device: torch.device, watch: Watch = quiet) -> str | None:
+    """Have everything compiled that an iteration needs; the reason where it cannot be, and then all runs eagerly."""
+    nets = {name: net for name, net in networks.named_children() if isinstance(net, Evaluator)}
+    energy, generator, inference = nets["energy"], nets["generator"], nets["inference"]
+    batch, data = config.train.batch, config.data
+    pairs = torch.zeros(2 * batch, data.channels, data.size, data.size, device=device)
+    x, z = pairs[:batch], torch.zeros(batch, config.teaching.latent_dim, device=device)
+    parts: list[Callable[[], None]] = [
+        lambda: energy.compile_chain(x),
+        lambda: generator.compile_chain(z),
+        lambda: energy.compile_learning(pairs),
+        lambda: generator.compile_learning(z),
+        lambda: inference.compile_learning(x),
+    ]
+    try:
+        with watch("compiling", len(parts), "parts") as advance, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for part in parts:
+                part()
+                advance(1)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a compiler and its tools may raise
+        for network in nets.values():
+            network.give_up_compiling()
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
+    return None

@@ -1,0 +1,58 @@
+"""Work that is the same every time, as one CUDA graph: launched at once, with nothing left to the host."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+WARM_UP = 3  # runs before it is captured: kernels are compiled and chosen, libraries take their memory
+
+
+class Graphed:
+    """`work` on CUDA, captured after a few runs and replayed from then on.
+
+    It must read and write the same tensors each time, and draw from `sources` and CUDA's own source alone. These
+    go on exactly as if every run had been launched from Python, so their states can be saved at any time.
+    Where it cannot be captured, `refuse` is told why and it goes on as it began.
+    """
+
+    def __init__(
+        self, work: Callable[[], None], device: torch.device, *sources: torch.Generator, refuse: Callable[[str], None]
+    ) -> None:
+        self._work, self._device, self._sources, self._refuse = work, device, sources, refuse
+        self._runs, self._refused = 0, False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Run it once more."""
+        if self._graph is None and not self._refused and self._runs >= WARM_UP:
+            self._capture()
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._runs += 1
+        aside = torch.cuda.Stream(self._device)  # captured work must not have run on the stream all else waits for
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(aside):
+            self._work()
+        torch.cuda.current_stream(self._device).wait_stream(aside)
+
+    def _capture(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # the graph keeps memory of its own: what the first runs took goes back
+        graph = torch.cuda.CUDAGraph()
+        for source in self._sources:
+            graph.register_generator_state(source)
+        try:
+            with torch.cuda.graph(graph):
+                self._work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._refused = True
+            self._refuse(f"no CUDA graph ({str(error).splitlines()[0]}): each kernel is launched on its own")
+        else:
+            self._graph = graph

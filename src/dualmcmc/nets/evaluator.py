@@ -1,0 +1,185 @@
+"""A network as the engine runs it: in a precision, so many samples at once, compiled or as it is.
+
+The method sees a module like any other. Underneath, each call is a pure function of weights and input:
+the weights are worked out first (spectral norm, folded pooling), then the bare layers run with them. So a
+chain works them out once, and what runs thirty times is the layers alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d
+from dualmcmc.nets.frozen import frozen
+
+LOWERED = (Conv2d, ConvTranspose2d)  # layers that may compute in a coarser type than float32
+Tensors = dict[str, Tensor]
+Layers = Callable[[Tensors, Tensors, Tensor], Any]  # (weights, buffers, x) -> what the network gives
+Compiler = Callable[[Layers], Layers]
+
+
+class Evaluator(nn.Module):
+    """Runs `net` with the weights it has at the time; gradients reach net's own parameters.
+
+    `bare`: the same layers without parametrisations, of which only the structure is used.
+    `dtype`: what convolutions compute in. Parameters, and all that comes in and goes out, stay as they are.
+    `at_once`: samples evaluated together, None for all. Activations are then kept of one part only: a chain
+    takes its parts one after the other, a loss evaluates them again for its gradient.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        bare: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        at_once: int | None = None,
+        compiler: Compiler | None = None,
+    ) -> None:
+        super().__init__()
+        self.at_once = at_once
+        self._nets = (net,)  # in a tuple: its parameters are not this module's
+        bare = copy.deepcopy(bare).to(next(net.parameters()).device).train(net.training).requires_grad_(False)
+        self._names = [name for name, _ in bare.named_parameters()]
+        self._tracked = [name for name in bare.state_dict() if name not in self._names]  # BatchNorm's statistics
+        for parameter in bare.parameters():
+            parameter.data = parameter.new_empty(0)
+        self._lower = _lowering(net, self._names, dtype)
+        self._plain = _layers(bare, self._lower), _layers(_without_tracking(bare), self._lower)
+        self._learn, self._chain = self._plain if compiler is None else map(compiler, self._plain)
+        self._held: tuple[Tensors, Tensors] | None = None
+        self._again = False
+
+    def forward(self, x: Tensor) -> Any:
+        """net(x)."""
+        if self._held is not None:
+            return self._chain(*self._held, x)
+        weights, buffers = self._weights(), self._statistics()
+        if self.at_once is None or len(x) <= self.at_once:
+            return self._learn(weights, buffers, x)
+        parts = [self._part(weights, buffers, part) for part in x.split(self.at_once)]
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    @contextmanager
+    def frozen(self) -> Iterator[Callable[[Tensor], Any]]:
+        """Hold the network still (see `nets.frozen.frozen`): its weights are worked out here, once."""
+        if self._held is not None:
+            yield self
+            return
+        with torch.no_grad(), frozen(self._nets[0]):
+            self._held = self._lower(self._weights()), self._statistics()
+        try:
+            yield self
+        finally:
+            self._held = None
+
+    def give_up_compiling(self) -> None:
+        """From now on, run the layers as they are."""
+        self._learn, self._chain = self._plain
+
+    def compile_learning(self, x: Tensor) -> None:
+        """Have compiled what a loss on inputs like `x` needs. Changes nothing."""
+        with torch.no_grad(), frozen(self._nets[0]):
+            weights = {name: weight.detach().clone() for name, weight in self._weights().items()}
+        leaves = [weight.requires_grad_() for weight in weights.values()]
+        x = x[: self.at_once]
+        _slope(self._learn(weights, {name: value.clone() for name, value in self._statistics().items()}, x), leaves)
+
+    def compile_chain(self, x: Tensor) -> None:
+        """Have compiled what a chain on inputs like `x` needs. Changes nothing."""
+        x = x[: self.at_once].detach().requires_grad_()
+        with self.frozen():
+            _slope(self(x), [x])
+
+    def _weights(self) -> Tensors:
+        """What the bare layers need, from net's parameters: normalised, pooling folded in."""
+        found = {}
+        for name in self._names:
+            path, _, leaf = name.rpartition(".")
+            layer = self._nets[0].get_submodule(path)
+            found[name] = layer.kernel() if leaf == "weight" and isinstance(layer, Conv2d) else getattr(layer, leaf)
+        return found
+
+    def _statistics(self) -> Tensors:
+        return {name: self._nets[0].get_buffer(name) for name in self._tracked}
+
+    def _part(self, weights: Tensors, buffers: Tensors, x: Tensor) -> Any:
+        """A part of a batch, of which no activations are kept: its gradient evaluates it again."""
+        if not torch.is_grad_enabled():
+            return self._learn(weights, buffers, x)
+
+        def evaluate(x: Tensor) -> Any:
+            spare = {name: value.clone() for name, value in buffers.items()} if self._again else buffers
+            return self._learn(weights, spare, x)
+
+        contexts = nullcontext(), self._repeating()
+        return checkpoint(evaluate, x, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: contexts)
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """While a part is evaluated again: its statistics have been counted."""
+        self._again = True
+        try:
+            yield
+        finally:
+            self._again = False
+
+
+@contextmanager
+def uncompiled(nets: nn.Module) -> Iterator[None]:
+    """For a while, run the layers of every Evaluator inside `nets` as they are."""
+    inside = [(net, net._learn, net._chain) for net in nets.modules() if isinstance(net, Evaluator)]
+    for net, _, _ in inside:
+        net.give_up_compiling()
+    try:
+        yield
+    finally:
+        for net, learn, chain in inside:
+            net._learn, net._chain = learn, chain
+
+
+def _layers(bare: nn.Module, lower: Callable[[Tensors], Tensors]) -> Layers:
+    """The layers of a network as a function of their weights."""
+
+    def evaluate(weights: Tensors, buffers: Tensors, x: Tensor) -> Any:
+        # Lowered here and not before: the gradients of several parts then add up in float32.
+        return functional_call(bare, (lower(weights), buffers), (x,))
+
+    return evaluate
+
+
+def _lowering(net: nn.Module, names: list[str], dtype: torch.dtype) -> Callable[[Tensors], Tensors]:
+    """What puts the weights of convolutions into the type and the order they compute in; a second time is free."""
+    lowered = {name for name in names if isinstance(net.get_submodule(name.rpartition(".")[0]), LOWERED)}
+
+    def to_layout(weight: Tensor) -> Tensor:
+        weight = weight.to(dtype)
+        return weight.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else weight  # or a bias
+
+    def lower(weights: Tensors) -> Tensors:
+        return {name: to_layout(weight) if name in lowered else weight for name, weight in weights.items()}
+
+    return lower
+
+
+def _without_tracking(bare: nn.Module) -> nn.Module:
+    """The same layers, leaving BatchNorm's running statistics as they are."""
+    bare = copy.deepcopy(bare)
+    for module in bare.modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            module.track_running_stats = False
+    return bare
+
+
+def _slope(given: Any, leaves: list[Tensor]) -> None:
+    """A gradient of what a network gave, for nothing but the code that works it out."""
+    outputs = [given] if isinstance(given, Tensor) else list(given)
+    torch.autograd.grad([output.sum() for output in outputs], leaves, allow_unused=True)
