@@ -173,31 +173,29 @@ def in_words(result: dict[str, Any]) -> str:
     """The result as a table."""
     ours, reference, top = result["ours"], result.get("reference"), result["ceilings"]["matmul_flops"]
     k_x, k_z = result["steps"]
+    unit, letter = (1e12, "T") if ours["flops"] > 1e11 else (1e9, "G")
     lines = [
         f"{result['preset']}: batch {result['batch']}, k_x {k_x}{' twice' if result['second_x_chain'] else ''}, "
         f"k_z {k_z}; {result['device']}, torch {result['torch']}",
-        f"ours: {ours['mode']}, {ours['precision']}; matrix products reach {top / 1e12:.3g} TFLOP/s in that, copies "
-        f"{result['ceilings']['copy_bytes'] / 1e12:.3g} TB/s",
+        f"ours: {ours['mode']}, {ours['precision']}; matrix products reach {top / unit:.3g} {letter}FLOP/s in that, "
+        f"copies {result['ceilings']['copy_bytes'] / 1e9:,.0f} GB/s",
     ]
     for precision, found in result.get("check", {}).items():
-        lines.append(
-            f"same numbers as the reference in {precision}: within {found['largest']:.1g} ({found['bound']:g})"
-        )
-    lines.append(
-        f"{'':18}{'reference':>11}{'ours':>11}{'ratio':>8}{'TFLOP':>8}{'TFLOP/s':>9}{'share':>7}{'as plain':>10}"
-    )
+        within = f"within {found['largest']:.1g} (bound {found['bound']:g})"
+        lines.append(f"same losses as the reference in {precision}: {within}")
+    titles = f"{'reference':>12}{'ours':>12}{'ratio':>8}{letter + 'FLOP':>8}{letter + 'FLOP/s':>9}{'share':>7}"
+    lines.append(f"{'':18}{titles}{'as plain' if reference else '':>10}".rstrip())
     rows = {"whole iteration": (ours, reference)} | {
         words: (ours["parts"][name], reference and reference["parts"][name]) for name, words in PARTS.items()
     }
     for words, (mine, theirs) in rows.items():
         rate = mine["flops"] / mine["seconds"]
-        row = f"{words:18}{_ms(theirs):>11}{_ms(mine):>11}"
+        row = f"{words:18}{_ms(theirs):>12}{_ms(mine):>12}"
         row += f"{theirs['seconds'] / mine['seconds']:>7.1f}x" if theirs else f"{'':>8}"
         row += f"{mine['flops'] / unit:>8.3g}{rate / unit:>9.3g}{rate / top:>7.0%}"
         lines.append(row + (f"{theirs['flops'] / mine['seconds'] / top:>10.0%}" if theirs else ""))
-    lines.append(
-        "share: of the matrix product's rate" + ("; as plain: counting the reference's operations" * bool(reference))
-    )
+    plain = "; as plain: counting the reference's operations" if reference else ""
+    lines.append(f"share: of the matrix product's rate{plain}")
     for words, side in (("reference", reference), ("ours", ours)):
         if side:
             memory = f", peak memory {memory_words(side['peak_bytes'])}" if side["peak_bytes"] else ""
