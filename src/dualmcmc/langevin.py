@@ -86,9 +86,9 @@ def langevin(
             trace.grad_norm.append(_norm(gradient).flatten())
         if chain.grad_clip is not None:
             gradient = gradient * (chain.grad_clip / _norm(gradient).clamp(min=chain.grad_clip))
-        state = state - chain.step_size * gradient
+        state = torch.sub(state, gradient, alpha=chain.step_size)
         if noise > 0:
-            state = state + noise * gaussian_like(state, rng)
+            state = torch.add(state, gaussian_like(state, rng), alpha=noise)
         if chain.clamp is not None:
             state = state.clamp(-chain.clamp, chain.clamp)
         if held is not None:
@@ -180,7 +180,7 @@ def _slope(
         leaf = part.detach().requires_grad_()
         with torch.enable_grad():
             energy = potential(leaf, *others)
-            gradients += torch.autograd.grad(energy.sum(), leaf)
+            gradients += torch.autograd.grad(energy, leaf, torch.ones_like(energy))
         values.append(energy.detach())
     return (torch.cat(values), torch.cat(gradients)) if len(values) > 1 else (values[0], gradients[0])
 

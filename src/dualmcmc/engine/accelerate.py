@@ -75,9 +75,12 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def set_precision(means: Means) -> None:
-    """What float32 convolutions may do on CUDA. Matrix products, which are few and small here, stay exact."""
+    """What is left in float32 on CUDA: may it be computed in tf32?
+
+    Matrix products, which are few and small here, only where the convolutions are coarser still.
+    """
     torch.backends.cudnn.allow_tf32 = means.precision != "float32"
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = means.precision == "bfloat16"
 
 
 def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None) -> Trio:

@@ -19,8 +19,9 @@ from dualmcmc.data.feed import Feed
 from dualmcmc.engine.accelerate import Means, compile_for_training, evaluators
 from dualmcmc.engine.graph import Graphed
 from dualmcmc.engine.state import TrainState
+from dualmcmc.engine.streams import SideBySide
 from dualmcmc.engine.window import Window
-from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+from dualmcmc.methods.dual_mcmc import Together, dual_mcmc, in_turn, step
 from dualmcmc.nets.evaluator import uncompiled
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.pictures import from_uint8
@@ -36,6 +37,7 @@ class Iteration:
         self.networks = evaluators(state.trio, config, means, config.engine.micro_batch)
         self._plan: tuple[Tensor, ...] = ()  # of the newest batch, always in the same place
         self._work: Callable[[], None] = self._update
+        self._together: Together = in_turn
 
     def prepare(self, watch: Watch = quiet, note: Callable[[str], None] = lambda text: None) -> None:
         """Compile, where that was chosen; `note` is told what cannot be had."""
@@ -47,6 +49,7 @@ class Iteration:
             note(f"not compiled ({refused}): going on eagerly")
         elif self.means.graphed:
             self._work = Graphed(self._update, self.state.device, self.state.rng, refuse=note)
+            self._together = SideBySide(self.state.device)
 
     def __call__(self) -> None:
         """Go on by one batch; waits for nothing."""
@@ -66,7 +69,8 @@ class Iteration:
     def _update(self) -> None:
         """The device's part, which a CUDA graph can hold."""
         state = self.state
-        self.window.add(step(self.networks, state.optimizers, self._x(), state.rng, self.config.teaching))
+        stats = step(self.networks, state.optimizers, self._x(), state.rng, self.config.teaching, self._together)
+        self.window.add(stats)
         state.ema.fold_in()
 
     def _x(self) -> Tensor:

@@ -6,7 +6,8 @@ x_hat, x_rev and z_hat, z_rev are its samples with a hat and with a tilde.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ from dualmcmc.nets.frozen import frozen
 from dualmcmc.rng import gaussian_like
 
 Stats = dict[str, Tensor]
+Together = Callable[..., Sequence[Any]]  # runs pieces of work that do not depend on each other
+
+
+def in_turn(*works: Callable[[], Any]) -> Sequence[Any]:
+    """One after the other. An engine may know better: engine/streams.py."""
+    return [work() for work in works]
 
 
 class Losses(NamedTuple):
@@ -38,7 +45,13 @@ class Optimizers(NamedTuple):
 
 
 def dual_mcmc(
-    trio: Trio, x: Tensor, z: Tensor, rng: torch.Generator | None, cfg: Teaching, teach_energy: bool = True
+    trio: Trio,
+    x: Tensor,
+    z: Tensor,
+    rng: torch.Generator | None,
+    cfg: Teaching,
+    teach_energy: bool = True,
+    together: Together = in_turn,
 ) -> Losses:
     """Algorithm 1, one iteration: the three losses for data x (B, ...) and prior draws z (B, d).
 
@@ -46,25 +59,29 @@ def dual_mcmc(
     carries a gradient. Minimising a loss follows the paper's gradient for that network.
     `teach_energy` false leaves the energy's loss at 0, for one that learns from other samples.
     """
-    # MCMC sampling: x_hat from the generator at z, revised by k_x Langevin steps on the energy.
-    x_hat = trio.generator(z)
-    x_start = chain_start(x_hat, rng, cfg)
-    x_rev = revise_x(trio.energy, x_start, cfg.x_chain, rng)
 
-    # MCMC inference: z_hat from the inference model at x, revised by k_z steps on p(z|x).
-    q = Gaussian(*trio.inference(x))
-    z_hat = q.sample(rng).detach()
-    z_rev = revise_z(trio.generator, z_hat, x, cfg.sigma, cfg.z_chain, rng)
+    def mcmc_sampling() -> tuple[Tensor, Tensor, Tensor]:
+        # x_hat from the generator at z, revised by k_x Langevin steps on the energy.
+        x_hat = trio.generator(z)
+        x_start = chain_start(x_hat, rng, cfg)
+        return x_hat, x_start, revise_x(trio.energy, x_start, cfg.x_chain, rng)
 
-    # Learn pi_alpha (eq:ebm_obj_kl_ours_grad): raise f = -E on data, lower it on revised samples.
-    energy, energy_stats = energy_loss(trio, x, x_rev, cfg) if teach_energy else (x.new_zeros(()), {})
+    def mcmc_inference() -> tuple[Gaussian, Tensor, Tensor]:
+        # z_hat from the inference model at x, revised by k_z steps on p(z|x).
+        q = Gaussian(*trio.inference(x))
+        z_hat = q.sample(rng).detach()
+        return q, z_hat, revise_z(trio.generator, z_hat, x, cfg.sigma, cfg.z_chain, rng)
 
-    # Learn p_theta (eq:gen_obj_kl_ours_grad): raise log p(x, z_rev) + log p(x_rev, z); p(z) has no theta.
-    generator, generator_stats = generator_loss(x, trio.generator(z_rev), x_rev, x_hat, cfg)
+    (x_hat, x_start, x_rev), (q, z_hat, z_rev) = together(mcmc_sampling, mcmc_inference)
 
-    # Learn q_phi (eq:inf_obj_kl_ours_grad): raise log q(z_rev|x) + log q(z|x_rev).
-    inference, inference_stats = inference_loss(q, z_rev, Gaussian(*trio.inference(x_rev)), z, cfg)
-
+    (energy, energy_stats), (generator, generator_stats), (inference, inference_stats) = together(
+        # Learn pi_alpha (eq:ebm_obj_kl_ours_grad): raise f = -E on data, lower it on revised samples.
+        lambda: energy_loss(trio, x, x_rev, cfg) if teach_energy else (x.new_zeros(()), {}),
+        # Learn p_theta (eq:gen_obj_kl_ours_grad): raise log p(x, z_rev) + log p(x_rev, z); p(z) has no theta.
+        lambda: generator_loss(x, trio.generator(z_rev), x_rev, x_hat, cfg),
+        # Learn q_phi (eq:inf_obj_kl_ours_grad): raise log q(z_rev|x) + log q(z|x_rev).
+        lambda: inference_loss(q, z_rev, Gaussian(*trio.inference(x_rev)), z, cfg),
+    )
     with torch.no_grad():
         moved = {
             "x_moved": (x_rev - x_start).square().mean().sqrt(),
@@ -112,21 +129,40 @@ def weight_or(weight: float | None, paper: float) -> float:
     return paper if weight is None else weight
 
 
-def step(trio: Trio, optimizers: Optimizers, x: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Stats:
+def step(
+    trio: Trio,
+    optimizers: Optimizers,
+    x: Tensor,
+    rng: torch.Generator | None,
+    cfg: Teaching,
+    together: Together = in_turn,
+) -> Stats:
     """Algorithm 1, one iteration with its three updates, on data x (B, ...). Returns what was seen."""
     z = torch.randn(len(x), cfg.latent_dim, dtype=x.dtype, device=x.device, generator=rng)
-    losses = dual_mcmc(trio, x, z, rng, cfg, teach_energy=not cfg.second_x_chain)
+    losses = dual_mcmc(trio, x, z, rng, cfg, not cfg.second_x_chain, together)
     stats = losses.stats
-    stats["grad_norm_generator"] = descend(optimizers.generator, losses.generator)
-    stats["grad_norm_inference"] = descend(optimizers.inference, losses.inference)
-    loss = losses.energy
-    if cfg.second_x_chain:  # the authors' code: fresh negatives from the generator just updated
-        with torch.no_grad(), frozen(trio.generator):
-            x_start = chain_start(trio.generator(z), rng, cfg)
-        loss, energy_stats = energy_loss(trio, x, revise_x(trio.energy, x_start, cfg.x_chain, rng), cfg)
-        stats |= energy_stats
-    stats["grad_norm_energy"] = descend(optimizers.energy, loss)
-    return stats
+
+    def learn_energy() -> Tensor:
+        loss = losses.energy
+        if cfg.second_x_chain:  # the authors' code: fresh negatives from the generator just updated
+            with torch.no_grad(), frozen(trio.generator) as still:
+                x_start = chain_start(still(z), rng, cfg)
+            loss, seen = energy_loss(trio, x, revise_x(trio.energy, x_start, cfg.x_chain, rng), cfg)
+            stats.update(seen)
+        return descend(optimizers.energy, loss)
+
+    def learn_generator() -> Tensor:
+        return descend(optimizers.generator, losses.generator)
+
+    def learn_inference() -> Tensor:
+        return descend(optimizers.inference, losses.inference)
+
+    if cfg.second_x_chain:
+        generator, inference, energy = in_turn(learn_generator, learn_inference, learn_energy)
+    else:
+        energy, generator, inference = together(learn_energy, learn_generator, learn_inference)
+    norms = {"grad_norm_generator": generator, "grad_norm_inference": inference, "grad_norm_energy": energy}
+    return stats | norms
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

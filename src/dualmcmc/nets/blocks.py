@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from dualmcmc.config import stages
 
-IMAGE_CHANNELS = 4  # an input of no more is an image, not features
+IMAGE_CHANNELS = 8  # an image's channels, twice, and zeros up to here; inputs with more are features
 
 
 def resnet_widths(size: int, nef: int) -> list[int]:
@@ -78,18 +78,29 @@ class ConvTranspose2d(nn.ConvTranspose2d):
         return super().forward(x.to(self.weight.dtype), output_size)
 
 
+class FromLatents(nn.ConvTranspose2d):
+    """The transposed convolution that makes the smallest map of a latent, (B, d) -> (B, C, k, k): a matrix product."""
+
+    def forward(self, z: Tensor, output_size: list[int] | None = None) -> Tensor:
+        assert self.bias is not None
+        return (z @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:]) + self.bias[:, None, None]
+
+
 def fitted(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """An input and the weights it meets, both of the weights' type.
 
     An image that is finer than the weights (float32 and bfloat16) goes in twice, rounded and what rounding lost:
-    one Langevin step moves a pixel by less than bfloat16 can tell near 1.
+    one Langevin step moves a pixel by less than bfloat16 can tell near 1. Zeros fill up to a number of channels that
+    the fast kernels take.
     """
     if x.dtype == weight.dtype:
         return x, weight
-    if x.shape[1] > IMAGE_CHANNELS:
+    channels = x.shape[1]
+    if 2 * channels > IMAGE_CHANNELS:
         return x.to(weight.dtype), weight
     rounded = x.detach().to(weight.dtype)
-    return torch.cat([rounded, (x - rounded).to(weight.dtype)], 1), torch.cat([weight, weight], 1)
+    fill = (0, 0, 0, 0, 0, IMAGE_CHANNELS - 2 * channels)
+    return F.pad(torch.cat([rounded, (x - rounded).to(weight.dtype)], 1), fill), F.pad(weight.repeat(1, 2, 1, 1), fill)
 
 
 class DownBlock(nn.Module):

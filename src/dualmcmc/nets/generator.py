@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualmcmc.config import stages
-from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d, UpBlock, resnet_widths
+from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d, FromLatents, UpBlock, resnet_widths
 
 
 class SimpleGenerator(nn.Module):
@@ -19,14 +19,14 @@ class SimpleGenerator(nn.Module):
         super().__init__()
         base, count = stages(size)
         widths = [min(8 * width, 2 * width << level) for level in range(count, -1, -1)]
-        layers: list[nn.Module] = [nn.ConvTranspose2d(latent_dim, widths[0], base), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [FromLatents(latent_dim, widths[0], base), nn.LeakyReLU(0.2)]
         for inside, outside in pairwise(widths):
             layers += [ConvTranspose2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
         self.layers = nn.Sequential(*layers, Conv2d(widths[-1], channels, 3, padding=1))
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, d) latents -> (B, C, H, W) images."""
-        return torch.tanh(self.layers(z[:, :, None, None]).to(z.dtype))
+        return torch.tanh(self.layers(z).to(z.dtype))
 
 
 class ResnetGenerator(nn.Module):
