@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,13 +20,12 @@ from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.state import TrainState
 from dualmcmc.errors import UserError
 from dualmcmc.pictures import from_uint8
-from dualmcmc.progress import Watch, quiet
+from dualmcmc.precision import exact_float32
 
 FLOAT32_BOUND = 1e-4  # largest relative difference of any loss
 COARSE_BOUND = 0.05  # the same in tf32 and bfloat16
 SHORTER = 0.01  # size of the chains' steps in the check, of their own
 GRADIENT_SLACK = 10  # norms of gradients may differ by so many times the bound
-Say = Callable[[str], None]
 Numbers = dict[str, float]
 
 
@@ -45,29 +43,26 @@ def reference_module() -> ModuleType:
     raise UserError("benchmarks/reference.py is not here: add --no-reference, or run it in a checkout.")
 
 
-def check(config: Config, device: torch.device, means: Means, say: Say, watch: Watch = quiet) -> dict[str, Any]:
-    """See that the reference and our engine compute the same, with equal weights and equal noise.
+def check(iteration: Iteration, precision: str) -> dict[str, Any]:
+    """See that our engine computes what the reference does, with equal weights and equal noise.
 
-    In strict float32, and in the engine's own precision where that is another. Nothing is learned, so that every
+    `iteration`: fresh and prepared; it must compute in `precision`. Nothing is learned meanwhile, so that every
     iteration starts from the same weights: some run before, some inside the CUDA graph. Chains take short steps.
     """
-    found: dict[str, Any] = {}
-    wanted = ["float32"] if means.precision == "float32" else ["float32", means.precision]
-    for precision in wanted:
-        bound = FLOAT32_BOUND if precision == "float32" else COARSE_BOUND
-        say(f"checking {precision} against the reference")
-        ours = _stats_of_ours(config, replace(means, precision=precision), watch)
-        theirs = _stats_of_reference(config, device, len(ours))
-        differences = [_differences(mine, other) for mine, other in zip(ours, theirs, strict=True)]
-        worst = {name: max(row[name] for row in differences) for name in differences[0]}
-        found[precision] = {"bound": bound, "largest": max(worst.values()), "differences": worst}
-        name = max(worst, key=lambda key: worst[key])
-        if not worst[name] <= bound:
-            raise UserError(
-                f"our engine ({means.in_words}) and the reference disagree in {precision}: {name} differs by "
-                f"{worst[name]:.2g}, more than {bound:g}. Nothing was timed."
-            )
-    return found
+    config, device = iteration.config, iteration.state.device
+    iteration.go_on_with(_still(config))
+    ours = _stats_of_ours(iteration)
+    iteration.go_on_with(config)
+    theirs = _stats_of_reference(config, device, len(ours))
+    rows = [_differences(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+    worst = {name: max(row[name] for row in rows) for name in rows[0]}
+    name, bound = max(worst, key=lambda key: worst[key]), FLOAT32_BOUND if precision == "float32" else COARSE_BOUND
+    if not worst[name] <= bound:
+        raise UserError(
+            f"our engine ({iteration.means.in_words}) and the reference disagree: {name} differs by "
+            f"{worst[name]:.2g}, more than {bound:g}. Nothing was timed."
+        )
+    return {"bound": bound, "largest": worst[name], "differences": worst}
 
 
 def _differences(ours: Numbers, theirs: Numbers) -> Numbers:
@@ -97,9 +92,7 @@ def _still(config: Config) -> Config:
     return replace(config, optim=replace(optim, **slow), teaching=teaching)
 
 
-def _stats_of_ours(config: Config, means: Means, watch: Watch) -> list[Numbers]:
-    iteration = build_iteration(_still(config), means)
-    iteration.prepare(watch)
+def _stats_of_ours(iteration: Iteration) -> list[Numbers]:
     found = []
     for _ in range(WARM_UP + 2 if iteration.means.graphed else 2):
         iteration()
@@ -110,13 +103,10 @@ def _stats_of_ours(config: Config, means: Means, watch: Watch) -> list[Numbers]:
 
 
 def _stats_of_reference(config: Config, device: torch.device, count: int) -> list[Numbers]:
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        reference, state = build_reference(_still(config), device)
-        x = random_images(config, device)
+    reference, state = build_reference(_still(config), device)
+    x = random_images(config, device)
+    with exact_float32():
         return [{n: v.item() for n, v in reference.iteration(x, state.rng).items()} for _ in range(count)]
-    finally:
-        torch.backends.cudnn.allow_tf32 = True
 
 
 def build_reference(config: Config, device: torch.device) -> tuple[Any, TrainState]:

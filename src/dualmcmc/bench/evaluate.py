@@ -24,6 +24,7 @@ def measure(config: Config, samples: int, device: str, watch: Watch = quiet) -> 
     place = pick(device)
     run = Run(config, build(config), place, images=0)
     features = Features(Inception(), FEATURES, place, standard=False, checksum="")
+    run.expect(samples, watch)
     sample_features(run, min(samples, config.sampling.batch), features)  # kernels are chosen, memory is laid out
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
@@ -42,6 +43,7 @@ def measure(config: Config, samples: int, device: str, watch: Watch = quiet) -> 
         "dualmcmc": __version__,
         "samples": samples,
         "steps": config.sampling_chain.steps,
+        "engine": run.engine,
         "batch": config.sampling.batch,
         "seconds": total,
         "seconds_of": seconds,
@@ -57,7 +59,7 @@ def in_words(result: dict[str, Any]) -> str:
     parts = result["seconds_of"]
     lines = [
         f"{result['preset']}, {result['samples']:,} samples, x-chain of {result['steps']} steps, batch "
-        f"{result['batch']}, {result['device']}, torch {result['torch']}",
+        f"{result['batch']}, {result['engine']}, {result['device']}, torch {result['torch']}",
         f"drawing, with the x-chain  {parts['drawing']:8.1f} s  {result['drawn_per_second']:10,.0f} samples/s",
         f"Inception's features       {parts['features']:8.1f} s  {result['features_per_second']:10,.0f} images/s "
         "(generator and EBM)",

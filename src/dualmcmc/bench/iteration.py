@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dualmcmc import __version__
 from dualmcmc.bench import timing
-from dualmcmc.bench.check import Say, build_iteration, build_reference, check, random_images
+from dualmcmc.bench.check import build_iteration, build_reference, check, random_images
 from dualmcmc.config import Config
 from dualmcmc.data.machine import in_words as memory_words
-from dualmcmc.engine.accelerate import Means, choose
+from dualmcmc.engine.accelerate import choose, set_precision
 from dualmcmc.engine.device import describe, make_repeatable, pick, use_threads
 from dualmcmc.engine.graph import WARM_UP, Graphed
 from dualmcmc.engine.iteration import Iteration
@@ -27,6 +28,7 @@ from dualmcmc.nets import Gaussian
 from dualmcmc.nets.evaluator import uncompiled
 from dualmcmc.progress import Watch, quiet
 
+Say = Callable[[str], None]
 PARTS = {  # the two chains and the three updates
     "x-chain": "x-chain",
     "z-chain": "z-chain",
@@ -61,12 +63,26 @@ def measure(
         "dualmcmc": __version__,
         "deterministic": config.train.deterministic,
     }
+    ours = build_iteration(config, means)
+    begun = time.perf_counter()
+    ours.prepare(watch, say)
+    timing.wait(place)
+    compiling = time.perf_counter() - begun if ours.means.compiled else None
     if with_reference:
-        result["check"] = check(config, place, means, say, watch)
+        say(f"checking against the reference in {means.precision}")
+        result["check"] = {means.precision: check(ours, means.precision)}
+        if means.precision != "float32":
+            say("checking against the reference in float32")
+            exact = build_iteration(config, replace(means, precision="float32"))
+            exact.prepare(watch, say)
+            result["check"]["float32"] = check(exact, "float32")
+            del exact
         say("timing the reference")
         result["reference"] = _time_reference(config, place, max(2, repeats // 3))
-    result["ours"] = _time_ours(config, place, means, repeats, say, watch)
-    result["ceilings"] = timing.ceilings(place, result["ours"]["precision"])
+    set_precision(ours.means)
+    say("timing our engine")
+    result["ours"] = _time_ours(ours, repeats, say) | {"seconds_to_compile": compiling}
+    result["ceilings"] = timing.ceilings(place, ours.means.precision)
     if with_reference:
         result["ratio"] = result["reference"]["seconds"] / result["ours"]["seconds"]
     return result
@@ -89,16 +105,9 @@ def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[
     return _summary(config, whole, parts, peak) | {"mode": "eager", "precision": precision}
 
 
-def _time_ours(
-    config: Config, device: torch.device, means: Means, repeats: int, say: Say, watch: Watch
-) -> dict[str, Any]:
-    iteration = build_iteration(config, means)
-    begun = time.perf_counter()
-    iteration.prepare(watch, say)
-    timing.wait(device)
-    compiling = time.perf_counter() - begun
+def _time_ours(iteration: Iteration, repeats: int, say: Say) -> dict[str, Any]:
+    config, device = iteration.config, iteration.state.device
     _forget_peak(device)
-    say("timing our engine")
     whole = timing.seconds(iteration, device, repeats, WARM_UP + 2)
     peak, parts = _peak(device), {}
     for name, work in _parts(iteration).items():
@@ -110,7 +119,6 @@ def _time_ours(
     return _summary(config, whole, parts, peak) | {
         "mode": "compiled" if iteration.means.compiled else "eager",
         "precision": iteration.means.precision,
-        "seconds_to_compile": compiling if iteration.means.compiled else None,
     }
 
 

@@ -114,18 +114,42 @@ def _compiler() -> Callable[..., Callable]:
 
 def compile_for_training(networks: Trio, config: Config, device: torch.device, watch: Watch = quiet) -> str | None:
     """Have everything compiled that an iteration needs; the reason where it cannot be, and then all runs eagerly."""
-    nets = {name: net for name, net in networks.named_children() if isinstance(net, Evaluator)}
-    energy, generator, inference = nets["energy"], nets["generator"], nets["inference"]
-    batch, data = config.train.batch, config.data
-    pairs = torch.zeros(2 * batch, data.channels, data.size, data.size, device=device)
-    x, z = pairs[:batch], torch.zeros(batch, config.teaching.latent_dim, device=device)
-    parts: list[Callable[[], None]] = [
-        lambda: energy.compile_chain(x),
-        lambda: generator.compile_chain(z),
-        lambda: energy.compile_learning(pairs),
-        lambda: generator.compile_learning(z),
-        lambda: inference.compile_learning(x),
-    ]
+    energy, generator, inference = _evaluators(networks)
+    pairs, z = _zeros(config, 2 * config.train.batch, device)
+    x, z = pairs[: config.train.batch], z[: config.train.batch]
+    return _compile(
+        [energy, generator, inference],
+        [
+            lambda: energy.compile_chain(x),
+            lambda: generator.compile_chain(z),
+            lambda: energy.compile_learning(pairs),
+            lambda: generator.compile_learning(z),
+            lambda: inference.compile_learning(x),
+        ],
+        watch,
+    )
+
+
+def compile_for_use(networks: Trio, config: Config, count: int, device: torch.device, watch: Watch) -> str | None:
+    """Have compiled what the chains of a trained run need, `count` samples side by side; as above."""
+    energy, generator, _ = _evaluators(networks)
+    x, z = _zeros(config, count, device)
+    return _compile([energy, generator], [lambda: energy.compile_chain(x), lambda: generator.compile_chain(z)], watch)
+
+
+def _evaluators(networks: Trio) -> list[Evaluator]:
+    found = [network for network in networks.children() if isinstance(network, Evaluator)]
+    assert len(found) == 3, "these networks were not made to be compiled"
+    return found
+
+
+def _zeros(config: Config, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    data = config.data
+    images = torch.zeros(count, data.channels, data.size, data.size, device=device)
+    return images, torch.zeros(count, config.teaching.latent_dim, device=device)
+
+
+def _compile(networks: list[Evaluator], parts: list[Callable[[], None]], watch: Watch) -> str | None:
     try:
         with watch("compiling", len(parts), "parts") as advance, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -135,7 +159,7 @@ def compile_for_training(networks: Trio, config: Config, device: torch.device, w
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a compiler and its tools may raise
-        for network in nets.values():
+        for network in networks:
             network.give_up_compiling()
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
+        return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
     return None

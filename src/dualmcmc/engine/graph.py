@@ -25,6 +25,10 @@ class Graphed:
         self._runs, self._refused = 0, False
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    def anew(self) -> Graphed:
+        """The same work, to be captured again: something that it holds fast has changed."""
+        return Graphed(self._work, self._device, *self._sources, refuse=self._refuse)
+
     def __call__(self) -> None:
         """Run it once more."""
         if self._graph is None and not self._refused and self._runs >= WARM_UP:

@@ -48,8 +48,14 @@ class Iteration:
             self.means = replace(self.means, compiled=False)
             note(f"not compiled ({refused}): going on eagerly")
         elif self.means.graphed:
-            self._work = Graphed(self._update, self.state.device, self.state.rng, refuse=note)
             self._together = SideBySide(self.state.device)
+            self._work = Graphed(self._update, self.state.device, self.state.rng, refuse=note)
+
+    def go_on_with(self, config: Config) -> None:
+        """Other settings for the same networks, which stay compiled: of chains, losses and learning."""
+        self.config = self.state.config = config
+        if isinstance(self._work, Graphed):
+            self._work = self._work.anew()
 
     def __call__(self) -> None:
         """Go on by one batch; waits for nothing."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +17,7 @@ from dualmcmc.data import weights
 from dualmcmc.data.weights import PACKAGE, RELEASE
 from dualmcmc.errors import UserError, first_line
 from dualmcmc.metrics.inception import FEATURES, Inception, from_tensors
+from dualmcmc.precision import exact_float32
 
 SIDE = 299  # pixels Inception takes
 
@@ -41,7 +40,7 @@ class Features:
         """(N, C, H, W) bytes, grey or RGB, to (N, D) in single precision."""
         if images.dtype != torch.uint8:
             raise TypeError(f"features are taken of bytes, not of {images.dtype}")
-        with torch.no_grad(), _plain_float32():
+        with torch.no_grad(), exact_float32():  # tf32 is twice as fast and moved FID by 0.0004
             return torch.cat([self._net(self._prepared(part)).float() for part in images.split(self._at_once)])
 
     @property
@@ -83,18 +82,6 @@ def _weights(size: int, side: int) -> Tensor:
     table.index_put_((rows, low), 1 - share, accumulate=True)
     table.index_put_((rows, high), share, accumulate=True)
     return table
-
-
-@contextmanager
-def _plain_float32() -> Iterator[None]:
-    """Convolutions in full single precision: TF32 is twice as fast and moved FID by 0.0004."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def load_features(path: Path | None = None, device: torch.device | str = "cpu", trust: bool = False) -> Features:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d
-from dualmcmc.nets.frozen import frozen
+from dualmcmc.nets.frozen import frozen, not_iterating
 
 LOWERED = (Conv2d, ConvTranspose2d)  # layers that may compute in a coarser type than float32
 Tensors = dict[str, Tensor]
@@ -47,7 +47,7 @@ class Evaluator(nn.Module):
         super().__init__()
         self.at_once = at_once
         self._nets = (net,)  # in a tuple: its parameters are not this module's
-        bare = copy.deepcopy(bare).to(next(net.parameters()).device).train(net.training).requires_grad_(False)
+        bare = _in_the_mode_of(net, copy.deepcopy(bare).to(next(net.parameters()).device).requires_grad_(False))
         self._names = [name for name, _ in bare.named_parameters()]
         self._tracked = [name for name in bare.state_dict() if name not in self._names]  # BatchNorm's statistics
         for parameter in bare.parameters():
@@ -75,7 +75,9 @@ class Evaluator(nn.Module):
             yield self
             return
         with torch.no_grad(), frozen(self._nets[0]):
-            self._held = self._lower(self._weights()), self._statistics()
+            # Detached: compiled layers work out every gradient that anything given to them asks for.
+            weights = {name: weight.detach() for name, weight in self._weights().items()}
+            self._held = self._lower(weights), self._statistics()
         try:
             yield self
         finally:
@@ -87,11 +89,10 @@ class Evaluator(nn.Module):
 
     def compile_learning(self, x: Tensor) -> None:
         """Have compiled what a loss on inputs like `x` needs. Changes nothing."""
-        with torch.no_grad(), frozen(self._nets[0]):
-            weights = {name: weight.detach().clone() for name, weight in self._weights().items()}
-        leaves = [weight.requires_grad_() for weight in weights.values()]
-        x = x[: self.at_once]
-        _slope(self._learn(weights, {name: value.clone() for name, value in self._statistics().items()}, x), leaves)
+        net = self._nets[0]
+        with not_iterating(net):
+            weights, spare = self._weights(), {name: value.clone() for name, value in self._statistics().items()}
+        _slope(self._learn(weights, spare, x[: self.at_once]), list(net.parameters()))
 
     def compile_chain(self, x: Tensor) -> None:
         """Have compiled what a chain on inputs like `x` needs. Changes nothing."""
@@ -151,7 +152,8 @@ def _layers(bare: nn.Module, lower: Callable[[Tensors], Tensors]) -> Layers:
 
     def evaluate(weights: Tensors, buffers: Tensors, x: Tensor) -> Any:
         # Lowered here and not before: the gradients of several parts then add up in float32.
-        return functional_call(bare, (lower(weights), buffers), (x,))
+        given = functional_call(bare, (lower(weights), buffers), (x,))
+        return given.contiguous() if isinstance(given, Tensor) else given  # one layout of images: one compilation
 
     return evaluate
 
@@ -168,6 +170,16 @@ def _lowering(net: nn.Module, names: list[str], dtype: torch.dtype) -> Callable[
         return {name: to_layout(weight) if name in lowered else weight for name, weight in weights.items()}
 
     return lower
+
+
+def _in_the_mode_of(net: nn.Module, bare: nn.Module) -> nn.Module:
+    """`bare`, training or not and BatchNorm tracking or not as the same layers of `net` do."""
+    for name, module in bare.named_modules():
+        like = net.get_submodule(name)
+        module.training = like.training
+        if isinstance(module, _BatchNorm) and isinstance(like, _BatchNorm):
+            module.track_running_stats = like.track_running_stats
+    return bare
 
 
 def _without_tracking(bare: nn.Module) -> nn.Module:

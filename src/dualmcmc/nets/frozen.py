@@ -32,21 +32,29 @@ def frozen(net: Network) -> Iterator[Network]:
         return
     learned = [p for p in net.parameters() if p.requires_grad]
     tracking = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and m.training]
-    iterating = [m for m in net.modules() if isinstance(m, parametrize.ParametrizationList) and m.training]
     try:
         for parameter in learned:
             parameter.requires_grad_(False)
         for norm in tracking:
             norm.track_running_stats = False
-        for reparametrised in iterating:
-            reparametrised.eval()
-        with parametrize.cached():
+        with not_iterating(net), parametrize.cached():
             yield net
     finally:
         for parameter in learned:
             parameter.requires_grad_(True)
         for norm in tracking:
             norm.track_running_stats = True
+
+
+@contextmanager
+def not_iterating(net: torch.nn.Module) -> Iterator[None]:
+    """Spectral norms as they are, without another power iteration."""
+    iterating = [m for m in net.modules() if isinstance(m, parametrize.ParametrizationList) and m.training]
+    try:
+        for reparametrised in iterating:
+            reparametrised.eval()
+        yield
+    finally:
         for reparametrised in iterating:
             reparametrised.train()
 

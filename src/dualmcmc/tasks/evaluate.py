@@ -132,7 +132,7 @@ def sample_features(
     """
     found = FeatureSet(features, keep), FeatureSet(features, keep)
     spent = {"drawing": 0.0, "features": 0.0}
-    last = time.monotonic()
+    last = 0.0
 
     def lap(what: str) -> None:
         nonlocal last
@@ -142,6 +142,8 @@ def sample_features(
             spent[what] += time.monotonic() - last
             last = time.monotonic()
 
+    run.expect(count, watch)
+    last = time.monotonic()
     with watch("samples, generator and EBM", count, "images") as advance:
         for parts in run.draw(count, rng=run.stream("prior"), noise=run.stream("x-chain")):
             lap("drawing")

@@ -45,6 +45,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "z_chain": asdict(run.config.teaching.z_chain) | {"sigma": run.config.teaching.sigma},
         "batchnorm": sampling.batchnorm,
         "batch": sampling.batch,
+        "engine": run.engine,
     }
 
 

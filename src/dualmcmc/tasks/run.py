@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dualmcmc import rng as random_numbers
 from dualmcmc import settings
 from dualmcmc.config import Chain, Config
 from dualmcmc.engine import checkpoint
+from dualmcmc.engine.accelerate import choose, compile_for_use, evaluators
 from dualmcmc.engine.device import make_repeatable, pick
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.state import load_live_trio, read_config
@@ -22,6 +24,9 @@ from dualmcmc.files import digest
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, build
 from dualmcmc.nets.frozen import sampling_mode
+from dualmcmc.progress import Watch, quiet
+
+COMPILE_FROM = 5_000  # images to run chains on: fewer are done before a compiler is
 
 
 class Run:
@@ -46,6 +51,8 @@ class Run:
         self.config, self.device, self.images, self.seed = config, device, images, seed
         self.file, self.sha256, self.ema = file, sha256, ema  # of the weights: whence, which, whether averaged
         self.trio = trio.to(device).eval().requires_grad_(False)
+        self.means = choose(config.engine, device)  # how chains are computed, should it pay
+        self._nets = self.trio  # what chains are run with
         self.rng = random_numbers.generator(random_numbers.derive(seed, random_numbers.Stream.USE), device)
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
@@ -65,10 +72,29 @@ class Run:
 
         `noise`: another source for the chain, so that x_hat does not depend on it.
         """
+        self.expect(n)
         parts = max(1, -(-n // self.config.sampling.batch))
         for part in range(parts):
             x_hat = self.generate(self.prior(n // parts + (part < n % parts), rng))
             yield x_hat, self.revise_x(x_hat, steps, noise or rng)
+
+    def expect(self, n: int, watch: Watch = quiet) -> None:
+        """Chains for n images are to come: for many of them, networks are compiled as `engine` says."""
+        enough = n >= COMPILE_FROM or self.config.engine.mode == "compiled"
+        if self._nets is not self.trio or not self.means.compiled or not enough:
+            return
+        with sampling_mode(self.trio, self.config.sampling.batchnorm):
+            self._nets = evaluators(self.trio, self.config, self.means, self.config.engine.micro_batch)
+            together = min(n, self.config.sampling.batch)
+            refused = compile_for_use(self._nets, self.config, together, self.device, watch)
+        if refused:
+            self.means = replace(self.means, compiled=False)
+            print(f"not compiled ({refused}): going on eagerly", file=sys.stderr)
+
+    @property
+    def engine(self) -> str:
+        """How chains were computed, in words."""
+        return self.means.in_words if self._nets is not self.trio else replace(self.means, compiled=False).in_words
 
     def stream(self, purpose: str) -> torch.Generator:
         """A source for one purpose, fixed by the seed alone: what else was drawn before has no say in it."""
@@ -86,7 +112,7 @@ class Run:
 
     def generate(self, z: Tensor) -> Tensor:
         """g(z): the generator's images of latents."""
-        return self._in_batches(self.trio.generator, z)
+        return self._in_batches(self._nets.generator, z)
 
     def revise_x(
         self,
@@ -104,7 +130,7 @@ class Run:
         source = rng or self.rng
 
         def chain_on(x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_x(self.trio.energy, x, chain, source, trace, *observed)
+            return revise_x(self._nets.energy, x, chain, source, trace, *observed)
 
         return self._in_batches(chain_on, self._images(x), *_given(observed, x), trace=trace)
 
@@ -131,7 +157,7 @@ class Run:
         source = rng or self.rng
 
         def chain_on(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_z(self.trio.generator, z, x, teaching.sigma, chain, source, trace, *observed)
+            return revise_z(self._nets.generator, z, x, teaching.sigma, chain, source, trace, *observed)
 
         return self._in_batches(chain_on, z, self._images(x), *_given(observed, x), trace=trace)
 
@@ -244,6 +270,8 @@ def _run(
 
 def _changed(config: Config, overrides: Sequence[str]) -> Config:
     for text in overrides:
-        if not text.startswith(("sampling.", "teaching.z_chain.", "data.path=", "data.test_path=")):
-            raise UserError(f"'{text}' cannot be changed in a trained run: sampling.* and teaching.z_chain.* can.")
+        if not text.startswith(("sampling.", "engine.", "teaching.z_chain.", "data.path=", "data.test_path=")):
+            raise UserError(
+                f"'{text}' cannot be changed in a trained run: sampling.*, engine.* and teaching.z_chain.* can."
+            )
     return settings.from_tree(settings.apply_overrides(settings.to_tree(config), overrides)) if overrides else config

@@ -40,6 +40,7 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
         raise UserError(f"-n {n} is too many for a picture (at most {MOST_IN_A_PICTURE}): use --out FILE.npz.")
     totals = torch.zeros(3, dtype=torch.float64)
     kept: list[tuple[Tensor, Tensor]] = []
+    run.expect(n, watch)
     with ExitStack() as open_files:
         shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
         add = open_files.enter_context(_npz(out, shape)) if out.suffix.lower() == ".npz" else None
