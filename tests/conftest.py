@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,3 +101,27 @@ def assert_refused(answer: Answer, *words: str) -> None:
     assert lines[0].startswith("error: ")
     for word in words:
         assert word in lines[0], (word, lines[0])
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile that traces all but makes no machine code: the same graphs in a hundredth of the time."""
+    import torch._dynamo
+
+    from dualmcmc.engine import accelerate
+
+    def compiler() -> Callable:
+        torch._dynamo.config.recompile_limit = 64
+        return lambda layers: torch.compile(layers, dynamic=False, fullgraph=True, backend="aot_eager")
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(accelerate, "_compiler", compiler)
+
+
+@pytest.fixture
+def restored_precision() -> Iterator[None]:
+    """What float32 may do on CUDA, put back afterwards."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

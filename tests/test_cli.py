@@ -108,7 +108,7 @@ def test_out_of_memory_is_one_line(call, monkeypatch, tmp_path):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 
-    monkeypatch.setattr("dualmcmc.engine.loop.step", full)
+    monkeypatch.setattr("dualmcmc.engine.iteration.step", full)
     answer = call("train", *TINY, "--out", tmp_path / "run")
     assert answer.code == 2
     assert answer.err.splitlines()[-1].startswith("error: out of memory: lower train.batch")

@@ -29,13 +29,11 @@ def test_every_command_explains_itself_and_speaks_json(call, words):
     assert "--json" in answer.out
 
 
-def test_groups_explain_themselves(call):
-    for group in ("data", "bench"):
-        answer = call(group)
-        assert (answer.code, answer.err) == (0, "")
-        assert answer.out == call(group, "--help").out
-    assert "fetch" in call("data", "--help").out
-    assert "data" in call("bench", "--help").out
+def test_the_group_explains_itself(call):
+    answer = call("data")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == call("data", "--help").out
+    assert "fetch" in answer.out
 
 
 def test_the_list_tells_everything_about_every_set(call, cache):

@@ -11,7 +11,10 @@ def test_nothing_is_shown_unless_asked_for(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("unit", "words"), [("images", "3 images of 10 images"), ("bytes", "0.0 MB of 0.0 MB")])
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [("images", "3 images of 10 images"), ("bytes", "0.0 MB of 0.0 MB"), ("parts", "3 parts of 10 parts, ")],
+)
 def test_plain_lines_where_nobody_looks(capsys, monkeypatch, unit, words):
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
@@ -33,7 +36,7 @@ def test_a_number_that_is_not_known(capsys, monkeypatch):
     assert capsys.readouterr().err.strip() == "reading: 24 images, 2 images/s"
 
 
-@pytest.mark.parametrize("unit", ["images", "bytes"])
+@pytest.mark.parametrize("unit", ["images", "bytes", "parts"])
 @pytest.mark.parametrize("total", [10, None])
 def test_a_bar_where_people_look(capsys, monkeypatch, unit, total):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -35,3 +35,32 @@ def test_repeatable_means_deterministic_kernels(monkeypatch):
 
 def test_describe():
     assert device.describe(torch.device("cpu")).startswith("CPU")
+
+
+def test_threads_are_set_to_what_is_there(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for count, expected in ((2, 2), (64, device.MOST_THREADS)):
+        monkeypatch.setattr(device, "cores", lambda count=count: count)
+        device.use_threads(None)
+        assert chosen.pop() == expected
+    device.use_threads(3)
+    assert chosen.pop() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    device.use_threads(None)
+    assert chosen == []  # torch has obeyed that already
+
+
+@pytest.mark.parametrize(("text", "expected"), [("max 100000", 6), ("150000 100000", 2), ("nonsense", 6), (None, 6)])
+def test_cores_know_of_containers(monkeypatch, tmp_path, text, expected):
+    limit = tmp_path / "cpu.max"
+    if text is not None:
+        limit.write_text(text)
+    monkeypatch.setattr(device, "QUOTA", limit)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(6)))
+    assert device.cores() == expected
+
+
+def test_peak_memory_of_the_process():
+    assert device.peak_memory(torch.device("cpu")) > 10_000_000

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from dualmcmc import rng, settings
 from dualmcmc.data import pack
-from dualmcmc.engine import loop
 from dualmcmc.engine.folder import RunFolder
+from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.journal import read
 from dualmcmc.engine.loop import resumed_config, train
 from dualmcmc.engine.progress import Reporter
@@ -252,7 +252,7 @@ def test_no_host_sync_in_an_iteration(tmp_path, monkeypatch):
             return original(self, *arguments, **words)
 
         monkeypatch.setattr(torch.Tensor, name, counted)
-    adam_step, iterate, seen = torch.optim.Adam.step, loop._Loop._iterate, []
+    adam_step, iterate, seen = torch.optim.Adam.step, Iteration.__call__, []
 
     def uncounted(self, *arguments):
         nonlocal reads
@@ -266,7 +266,7 @@ def test_no_host_sync_in_an_iteration(tmp_path, monkeypatch):
         seen.append(reads - before)
 
     monkeypatch.setattr(torch.optim.Adam, "step", uncounted)
-    monkeypatch.setattr(loop._Loop, "_iterate", watched)
+    monkeypatch.setattr(Iteration, "__call__", watched)
     train(tiny("train.images=64"), tmp_path / "run", CPU)
     assert seen == [0] * 4
     assert reads > 0, "the log reads values, so the counter works"

@@ -10,9 +10,9 @@ def test_means_and_the_largest_gap_then_a_new_start():
     window = Window()
     for gap, loss in ((1.0, 2.0), (-5.0, 4.0)):
         window.add({"energy_gap": torch.tensor(gap), "loss": torch.tensor(loss)})
-    assert window.read() == {"energy_gap": -2.0, "loss": 3.0, "energy_gap_max": 5.0}
+    assert window.read(2) == {"energy_gap": -2.0, "loss": 3.0, "energy_gap_max": 5.0}
     window.add({"energy_gap": torch.tensor(0.5), "loss": torch.tensor(1.0)})
-    assert window.read() == {"energy_gap": 0.5, "loss": 1.0, "energy_gap_max": 0.5}
+    assert window.read(1) == {"energy_gap": 0.5, "loss": 1.0, "energy_gap_max": 0.5}
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -20,7 +20,7 @@ def test_one_bad_iteration_shows(position):
     window = Window()
     for index in range(3):
         window.add({"energy_gap": torch.tensor(math.nan if index == position else 0.0)})
-    record = window.read()
+    record = window.read(3)
     assert math.isnan(record["energy_gap"])
     assert math.isnan(record["energy_gap_max"])
 

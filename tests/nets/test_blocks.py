@@ -1,10 +1,21 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from dualmcmc.config import stages
 from dualmcmc.errors import UserError
-from dualmcmc.nets.blocks import DownBlock, UpBlock, Upsample, resnet_widths
+from dualmcmc.nets.blocks import (
+    Conv2d,
+    DownBlock,
+    FromLatents,
+    PooledConv2d,
+    UpBlock,
+    Upsample,
+    convolve_image,
+    resnet_widths,
+)
 
 
 def test_stages_and_widths():
@@ -26,8 +37,57 @@ def test_bilinear_as_matrix_products_is_the_interpolation():
 def test_shortcuts_in_the_cheap_order_are_the_same_function():
     x = torch.randn(2, 3, 8, 8)
     down = DownBlock(3, 5, down=True)
-    h = F.avg_pool2d(down.conv2(F.relu(down.conv1(F.relu(x)))), 2)
+    h = F.avg_pool2d(F.conv2d(F.relu(down.conv1(F.relu(x))), down.conv2.weight, padding=1), 2)
     assert torch.allclose(down(x), h + F.avg_pool2d(down.shortcut(x), 2), atol=1e-5)
     up = UpBlock(3, 5, 8)
     h = up.conv2(F.relu(up.norm2(up.conv1(up.up(F.relu(up.norm1(x)))))))
     assert torch.allclose(up(x), h + up.shortcut(up.up(x)), atol=1e-5)
+
+
+def test_pooling_folded_into_a_convolution_is_the_same_function():
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+    layer = PooledConv2d(3, 5).double()
+    plain = F.avg_pool2d(F.conv2d(x, layer.weight, padding=1), 2)
+    assert torch.allclose(layer(x), plain)
+    gradients = [torch.autograd.grad(y.sin().sum(), (x, layer.weight)) for y in (layer(x), plain)]
+    assert all(torch.allclose(a, b) for a, b in zip(*gradients, strict=True))
+    folded = copy.deepcopy(layer)
+    folded.weight = torch.nn.Parameter(layer.kernel().detach())  # weights given as 4x4 are used as they are
+    assert torch.allclose(folded(x), plain)
+
+
+def test_the_first_map_of_a_latent_is_a_transposed_convolution():
+    z, layer = torch.randn(3, 6), FromLatents(6, 5, 4)
+    torch.nn.init.normal_(layer.bias)
+    plain = F.conv_transpose2d(z[:, :, None, None], layer.weight, layer.bias)
+    assert torch.allclose(layer(z), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 3), (3, 3), (3, 1)])
+def test_an_image_loses_nothing_to_coarse_weights(channels, side):
+    x = (torch.rand(2, channels, 8, 8) * 2 - 1).requires_grad_()
+    layer = Conv2d(channels, 16, side, padding=side // 2)
+    torch.nn.init.normal_(layer.bias)
+    coarse = copy.deepcopy(layer).bfloat16()
+    plain = F.conv2d(x, coarse.weight.float(), coarse.bias.float(), padding=side // 2)
+    made = coarse(x)
+    assert made.dtype == torch.bfloat16
+    assert torch.allclose(made.float(), plain, rtol=2**-7, atol=2**-8)
+    push = torch.randn_like(plain).bfloat16()
+    ours = torch.autograd.grad(made, (x, coarse.weight, coarse.bias), push)
+    theirs = torch.autograd.grad(plain, (x, coarse.weight, coarse.bias), push.float())
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine.float(), other.float(), rtol=0.03, atol=0.03 * other.float().abs().max())
+
+
+def test_a_step_below_the_resolution_of_bfloat16_is_seen():
+    x = torch.tensor([0.9, 0.8985]).reshape(1, 2, 1, 1)
+    assert x.bfloat16()[0, 0] == x.bfloat16()[0, 1]  # rounding alone would not tell them apart
+    kernel = torch.tensor([1.0, -1.0], dtype=torch.bfloat16).reshape(1, 2, 1, 1)
+    assert convolve_image(x, kernel, None).item() == pytest.approx(0.0015, rel=0.01)
+
+
+def test_features_meet_coarse_weights_in_their_type():
+    layer = Conv2d(8, 4, 3, padding=1).bfloat16()
+    x = torch.randn(1, 8, 4, 4)
+    assert torch.equal(layer(x), F.conv2d(x.bfloat16(), layer.weight, layer.bias, padding=1))

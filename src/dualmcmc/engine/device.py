@@ -11,6 +11,7 @@ import torch
 
 from dualmcmc.errors import UserError, nearest
 
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of a period
 MOST_THREADS = 8  # more only get in each other's way on the small networks that people train on a CPU
 
 
@@ -63,7 +64,7 @@ def cores() -> int:
     """CPU cores this process may use: its affinity, and the share a container was given."""
     allowed = len(os.sched_getaffinity(0))
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = QUOTA.read_text().split()
         return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):
         return allowed

@@ -6,8 +6,6 @@ Torch's own layers, where a network uses one, keep float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from dualmcmc.config import stages
 
-IMAGE_CHANNELS = 8  # an image's channels, twice, and zeros up to here; inputs with more are features
+IMAGE_CHANNELS = 4  # an input of no more is an image, not features
 
 
 def resnet_widths(size: int, nef: int) -> list[int]:
@@ -49,14 +47,17 @@ def add_spectral_norm(net: nn.Module) -> None:
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution in the type of its weights, whatever the type of its input (see `fitted`)."""
+    """A convolution in the type of its weights, whatever the type of its input."""
 
     def kernel(self) -> Tensor:
         """The weights it convolves with."""
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(*fitted(x, self.kernel()), self.bias, self.stride, self.padding)
+        kernel = self.kernel()
+        if x.dtype != kernel.dtype and x.shape[1] <= IMAGE_CHANNELS and self.stride == (1, 1):
+            return convolve_image(x, kernel, self.bias)
+        return F.conv2d(x.to(kernel.dtype), kernel, self.bias, self.stride, self.padding)
 
 
 class PooledConv2d(Conv2d):
@@ -88,21 +89,23 @@ class FromLatents(nn.ConvTranspose2d):
         return (z @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:]) + self.bias[:, None, None]
 
 
-def fitted(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """An input and the weights it meets, both of the weights' type.
+def convolve_image(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution (stride 1, same size) of images that are finer than its weights, float32 and bfloat16.
 
-    An image that is finer than the weights (float32 and bfloat16) goes in twice, rounded and what rounding lost:
-    one Langevin step moves a pixel by less than bfloat16 can tell near 1. Zeros fill up to a number of channels that
-    the fast kernels take.
+    An image goes in twice, rounded and what rounding lost: one Langevin step moves a pixel by less than bfloat16 can
+    tell near 1. And as one matrix product of its patches: kernels for convolutions are slow with three channels.
     """
-    if x.dtype == weight.dtype:
-        return x, weight
-    channels = x.shape[1]
-    if 2 * channels > IMAGE_CHANNELS:
-        return x.to(weight.dtype), weight
-    rounded = x.detach().to(weight.dtype)
-    fill = (0, 0, 0, 0, 0, IMAGE_CHANNELS - 2 * channels)
-    return F.pad(torch.cat([rounded, (x - rounded).to(weight.dtype)], 1), fill), F.pad(weight.repeat(1, 2, 1, 1), fill)
+    side = kernel.shape[-1]
+    rounded = x.detach().to(kernel.dtype)
+    both = F.pad(torch.cat([rounded, (x - rounded).to(kernel.dtype)], 1), [side // 2] * 4)
+    height, width = x.shape[2:]
+    shifts = [both[:, :, row : row + height, column : column + width] for row in range(side) for column in range(side)]
+    patches = torch.cat(shifts, 1).permute(0, 2, 3, 1).flatten(0, 2)  # (pixels, shifts x 2 channels)
+    table = kernel.repeat(1, 2, 1, 1).permute(2, 3, 1, 0).flatten(0, 2)  # (shifts x 2 channels, outside)
+    fill = -len(table) % 8  # up to a number that matrix units take
+    made = F.pad(patches, (0, fill)) @ F.pad(table, (0, 0, 0, fill))
+    made = made if bias is None else made + bias
+    return made.unflatten(0, (len(x), height, width)).permute(0, 3, 1, 2)
 
 
 class DownBlock(nn.Module):
@@ -127,25 +130,17 @@ class DownBlock(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Bilinear x2 (half-pixel centres), far cheaper to differentiate than torch's operator on a GPU, and deterministic.
-
-    As it is, two small matrix products, channels last, as GPUs like their convolutions. Compiled, sums of a few
-    neighbours in both directions, which fuse with what comes before and after.
-    """
+    """Bilinear x2, as two small matrix products: far cheaper to differentiate than the interpolation
+    operator on a GPU, and deterministic there. Channels come last in both, as GPUs like their convolutions."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        matrix = self._matrix(size)
-        self.register_buffer("matrix", matrix, persistent=False)
+        self.register_buffer("matrix", self._matrix(size), persistent=False)
         self.matrix: Tensor
-        for name, table, most in (("forth", matrix, 2), ("back", matrix.T, 4)):
-            index, weight = _neighbours(table, most)
-            self.register_buffer(f"{name}_index", index, persistent=False)
-            self.register_buffer(f"{name}_weight", weight, persistent=False)
 
     @staticmethod
     def _matrix(size: int) -> Tensor:
-        """(2 size, size): row i holds the weights of output pixel i."""
+        """(2 size, size): row i holds the weights of output pixel i (half-pixel centres)."""
         matrix = torch.zeros(2 * size, size)
         for row in range(2 * size):
             centre = (row + 0.5) / 2 - 0.5
@@ -155,54 +150,11 @@ class Upsample(nn.Module):
         return matrix
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return self.by_neighbours(x)
-        return self.by_products(x)
-
-    def by_products(self, x: Tensor) -> Tensor:
-        """As matrix products."""
         count, channels, size, _ = x.shape
         matrix = self.matrix.to(x.dtype)  # eighths: exact in any type
         rows = matrix @ x.permute(0, 2, 3, 1).reshape(count, size, size * channels)
         both = matrix @ rows.reshape(count * 2 * size, size, channels)
         return both.reshape(count, 2 * size, 2 * size, channels).permute(0, 3, 1, 2)
-
-    def by_neighbours(self, x: Tensor) -> Tensor:
-        """As sums of neighbours."""
-        tables = [self.get_buffer(f"{way}_{what}") for way in ("forth", "back") for what in ("index", "weight")]
-        return _Neighbours.apply(x, *tables)  # type: ignore[no-untyped-call]
-
-
-def _neighbours(table: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """(rows, most): of each row of a table the columns that are not 0, and their weights; filled up with 0."""
-    weight, index = table.sort(dim=1, descending=True, stable=True)
-    assert not weight[:, most:].any()
-    return index[:, :most].contiguous(), weight[:, :most].contiguous()
-
-
-class _Neighbours(torch.autograd.Function):
-    """A linear map of rows and of columns that looks at few neighbours, and so does its transpose."""
-
-    @staticmethod
-    def forward(x: Tensor, index: Tensor, weight: Tensor, back_index: Tensor, back_weight: Tensor) -> Tensor:
-        return _mixed(x, index, weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[3:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _mixed(gradient, *ctx.saved_tensors), None, None, None, None
-
-
-def _mixed(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    for dim, shape in ((2, (-1, 1)), (3, (-1,))):
-        terms = [
-            x.index_select(dim, index[:, i]) * weight[:, i].to(x.dtype).reshape(shape) for i in range(index.shape[1])
-        ]
-        x = sum(terms[1:], terms[0])
-    return x
 
 
 class UpBlock(nn.Module):

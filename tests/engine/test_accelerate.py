@@ -1,0 +1,148 @@
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch._dynamo
+
+from dualmcmc import settings
+from dualmcmc.config import Engine
+from dualmcmc.engine import accelerate
+from dualmcmc.engine.accelerate import choose, evaluators
+from dualmcmc.nets import build
+from dualmcmc.nets.evaluator import Evaluator
+from tests.conftest import tiny
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of some kind, to choose for; nothing runs on it."""
+
+    def have(capability=(9, 0), triton=True):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(accelerate.importlib.util, "find_spec", lambda name: object() if triton else None)
+
+    have()
+    return have
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "expected"),
+    [
+        (CPU, Engine(), "eager, float32"),
+        (CPU, Engine(mode="compiled"), "compiled, float32"),
+        (CPU, Engine(precision="bfloat16"), "eager, bfloat16"),
+        (CUDA, Engine(), "compiled, bfloat16"),
+        (CUDA, Engine(mode="eager"), "eager, tf32"),
+        (CUDA, Engine(mode="eager", precision="float32"), "eager, float32"),
+        (CUDA, Engine(precision="tf32"), "compiled, tf32"),
+        (CUDA, Engine(mode="eager", precision="bfloat16"), "eager, bfloat16"),
+    ],
+)
+def test_what_is_asked_for_is_chosen(gpu, device, engine, expected):
+    means = choose(engine, device)
+    assert means.in_words == expected
+    assert means.notes == ()
+    assert means.graphed == (device.type == "cuda" and expected.startswith("compiled"))
+
+
+def test_what_cannot_be_had_is_said_in_a_line(gpu):
+    gpu(triton=False)
+    means = choose(Engine(), CUDA)
+    assert means.in_words == "eager, tf32"
+    assert means.notes == ("not compiled: Triton is not installed; going on eagerly",)
+    gpu(capability=(6, 1))
+    assert "older than Triton" in choose(Engine(mode="compiled"), CUDA).notes[0]
+    gpu(capability=(7, 5))
+    assert choose(Engine(), CUDA).in_words == "compiled, tf32"
+    means = choose(Engine(precision="bfloat16"), CUDA)
+    assert (means.precision, len(means.notes)) == ("tf32", 1)
+    means = choose(Engine(precision="tf32"), CPU)
+    assert (means.precision, len(means.notes)) == ("float32", 1)
+
+
+def test_plain_networks_stay_as_they_are():
+    config = tiny()
+    trio = build(config)
+    assert evaluators(trio, config, choose(config.engine, CPU), None) is trio
+    in_parts = evaluators(trio, config, choose(config.engine, CPU), 4)
+    assert all(isinstance(net, Evaluator) and net.at_once == 4 for net in in_parts.children())
+
+
+def test_tf32_is_allowed_where_it_is_chosen(gpu, restored_precision):
+    for precision, of_convolutions, of_products in (
+        ("float32", False, False),
+        ("tf32", True, False),
+        ("bfloat16", True, True),
+    ):
+        accelerate.set_precision(choose(Engine(precision=precision), CUDA))
+        assert torch.backends.cudnn.allow_tf32 is of_convolutions
+        assert torch.backends.cuda.matmul.allow_tf32 is of_products
+
+
+def test_a_compiler_that_fails_is_done_without(monkeypatch):
+    def broken(layers):
+        def fail(*given):
+            raise RuntimeError("no compiler here\nand a long story")
+
+        return fail
+
+    monkeypatch.setattr(accelerate, "_compiler", lambda: broken)
+    config = tiny("engine.mode=compiled")
+    networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
+    assert accelerate.compile_for_training(networks, config, CPU) == "RuntimeError: no compiler here"
+    assert networks.energy(torch.zeros(2, 1, 8, 8)).shape == (2,)  # eagerly
+
+
+def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
+    def full(layers):
+        def fail(*given):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return fail
+
+    monkeypatch.setattr(accelerate, "_compiler", lambda: full)
+    config = tiny("engine.mode=compiled")
+    networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
+    with pytest.raises(torch.OutOfMemoryError):
+        accelerate.compile_for_training(networks, config, CPU)
+
+
+def test_what_is_compiled_is_kept_in_the_cache_folder(monkeypatch, cache):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    accelerate._compiler()
+    assert accelerate.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache / "compiled")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    accelerate._compiler()
+    assert accelerate.os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+
+
+@pytest.mark.parametrize("preset", ["digits", "cifar10-resnet"])
+def test_progress_shows_what_is_compiled(preset, quick_compiler):
+    widths = [f"nets.{name}_width=2" for name in ("energy", "generator", "inference")]
+    config = settings.load_config(preset, [*widths, "train.batch=2", "engine.mode=compiled"])
+    networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
+    seen = []
+
+    class Watching:
+        def __init__(self, what, total, unit):
+            seen.append((what, total, unit))
+
+        def __enter__(self):
+            return seen.append
+
+        def __exit__(self, *_):
+            pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert accelerate.compile_for_training(networks, config, CPU, Watching) is None
+    assert seen == [("compiling", 5, "parts"), 1, 1, 1, 1, 1]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
+
+
+def test_settings_that_differ_only_in_precision_are_other_means(gpu):
+    means = choose(Engine(), CUDA)
+    assert replace(means, precision="float32").in_words == "compiled, float32"
