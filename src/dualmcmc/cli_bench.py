@@ -109,6 +109,35 @@ def bench_data(
         print(in_words(result))
 
 
+@bench.command("growth")
+def bench_growth(
+    preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose networks and chains.")] = "digits",
+    overrides: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="FILE.png for the plot. [default: none]", show_default=False)] = None,
+    repeats: Annotated[int, typer.Option(help="Iterations that are timed.", min=1)] = 10,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """How the time of an iteration grows with k_x, k_z, the batch and the pixels, and how straight that line is."""
+    from dualmcmc import settings
+    from dualmcmc.bench.growth import in_words, measure, save_plot
+    from dualmcmc.files import check_target
+    from dualmcmc.progress import show
+
+    if out is not None:
+        check_target(out, ".png")
+    preset, changes = ("digits", [preset, *(overrides or [])]) if "=" in preset else (preset, list(overrides or []))
+    result = measure(settings.load_config(preset, changes), device, repeats, say, show)
+    if out is not None:
+        save_plot(result, out)
+    if as_json:
+        print_json(result)
+        return
+    print(in_words(result))
+    if out is not None:
+        print(f"picture: {out}")
+
+
 @bench.command("evaluate")
 def bench_evaluate(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="Whose networks and x-chain.")] = "digits",

@@ -40,6 +40,18 @@ def lines(
     return rendered(figure)
 
 
+def fits(panels: Sequence[tuple[str, Sequence[float], Sequence[float], Sequence[float]]], y_label: str) -> Tensor:
+    """Side by side, each (x label, x, y, what a straight line has there): points, and the line."""
+    figure = Figure(figsize=(2.6 * len(panels), 2.4), layout="constrained")
+    for axes, (label, x, y, line) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        axes.plot(x, line, color=SECOND, linewidth=1)
+        axes.plot(x, y, "o", color=ACCENT, markersize=4)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        dress(axes, "", label, y_label, legend=False)
+    return rendered(figure)
+
+
 def histograms(sets: Mapping[str, Tensor], title: str, label: str, bins: int = 60) -> Tensor:
     """Several sets of numbers on one axis, each as a density. The outermost thousandths are in the end bins."""
     values = {name: numbers.detach().double().cpu().numpy() for name, numbers in sets.items()}

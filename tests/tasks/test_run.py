@@ -1,13 +1,16 @@
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 import dualmcmc
+from dualmcmc import settings
 from dualmcmc.config import Chain
 from dualmcmc.errors import UserError
 from dualmcmc.langevin import Trace, revise_x
 from dualmcmc.nets import build
+from dualmcmc.tasks.run import Run
 from tests.conftest import tiny
 
 
@@ -136,3 +139,68 @@ def test_what_is_no_run(tmp_path, finished_run):
     (tmp_path / "snapshot.safetensors").write_bytes(b"broken")
     with pytest.raises(UserError, match="is broken"):
         dualmcmc.load(tmp_path)
+
+
+def compiled(folder, *changes):
+    return dualmcmc.load(folder, device="cpu", overrides=["engine.mode=compiled", *changes])
+
+
+def test_many_chains_are_compiled_and_give_the_same(finished_run, quick_compiler):
+    plain, fast = dualmcmc.load(finished_run, device="cpu"), compiled(finished_run)
+    assert (plain.engine, fast.engine) == ("eager, float32", "eager, float32")  # nothing was asked for yet
+    for run_ in (plain, fast):
+        run_.expect(6)
+    assert (plain.engine, fast.engine) == ("eager, float32", "compiled, float32")
+    x = plain.sample(6, rng=rng())
+    assert torch.allclose(fast.sample(6, rng=rng()), x, atol=1e-5)
+    assert torch.allclose(
+        fast.revise_z(plain.infer(x).mean, x, rng=rng()), plain.revise_z(plain.infer(x).mean, x, rng=rng()), atol=1e-4
+    )
+    assert not torch.equal(x, plain.sample(6, steps=0, rng=rng()))
+
+
+def test_few_are_not_worth_a_compiler(finished_run, quick_compiler, monkeypatch):
+    monkeypatch.setattr("dualmcmc.tasks.run.COMPILE_FROM", 50)
+    run = dualmcmc.load(finished_run, device="cpu")
+    run.means = replace(run.means, compiled=True)  # as auto is on a GPU
+    run.sample(49)
+    assert run.engine == "eager, float32"
+    run.sample(50)
+    assert run.engine == "compiled, float32"
+
+
+def test_batches_of_a_compiled_run_do_not_show(finished_run, quick_compiler):
+    z = torch.randn(7, 4, generator=rng())
+    whole, parts = compiled(finished_run), compiled(finished_run, "sampling.batch=3")
+    for run in (whole, parts):
+        run.expect(7)
+    assert torch.allclose(whole.generate(z), parts.generate(z), atol=1e-5)
+
+
+def test_a_run_that_cannot_be_compiled_goes_on(finished_run, monkeypatch, capsys):
+    def broken(layers):
+        def fail(*given):
+            raise RuntimeError("no compiler")
+
+        return fail
+
+    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda: broken)
+    run = compiled(finished_run)
+    assert run.sample(3).shape == (3, 1, 8, 8)
+    assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"
+    run.sample(3)
+    assert capsys.readouterr().err == ""
+    assert run.engine == "eager, float32"
+
+
+def test_batch_statistics_in_a_compiled_run(quick_compiler):
+    config = settings.load_config(
+        "cifar10-resnet",
+        ["nets.energy_width=4", "nets.generator_width=4", "nets.inference_width=4", "teaching.latent_dim=4"]
+        + ["sampling.batchnorm=batch", "sampling.steps=2", "engine.mode=compiled"],
+    )
+    run = Run(config, build(config), torch.device("cpu"), images=0)
+    z = torch.randn(6, 4, generator=rng())
+    plain = run.generate(z)
+    run.expect(6)
+    assert torch.allclose(run.generate(z), plain, atol=1e-5)
