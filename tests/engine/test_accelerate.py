@@ -146,3 +146,16 @@ def test_progress_shows_what_is_compiled(preset, quick_compiler):
 def test_settings_that_differ_only_in_precision_are_other_means(gpu):
     means = choose(Engine(), CUDA)
     assert replace(means, precision="float32").in_words == "compiled, float32"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("backend='inductor' raised:\nLoweringException: no module\n  more", "LoweringException: no module"),
+        ("too old", "RuntimeError: too old"),
+        ("", "RuntimeError"),
+        ("first:\n\n second:\nno colon", "RuntimeError: no colon"),
+    ],
+)
+def test_the_reason_is_the_cause_not_its_wrapping(text, expected):
+    assert accelerate.reason(RuntimeError(text)) == expected

@@ -1,6 +1,8 @@
 """What only a GPU can show: that a captured iteration is the iteration, and that a stop in between leaves no trace."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from dualmcmc.data.feed import Feed
 from dualmcmc.data.store import Memory
 from dualmcmc.engine import checkpoint, graph
 from dualmcmc.engine.accelerate import choose
-from dualmcmc.engine.graph import WARM_UP, Graphed
+from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.loop import train
 from dualmcmc.engine.state import TrainState
@@ -135,22 +137,6 @@ def test_a_run_may_go_on_another_way(tmp_path):
     assert outcome.images == 320
 
 
-def test_work_that_cannot_be_captured_goes_on_as_it_began():
-    notes, values = [], []
-    tensor = torch.zeros((), device=CUDA)
-
-    def work():
-        tensor.add_(1)
-        values.append(tensor.item())  # the host asks: no graph can hold that
-
-    graphed = Graphed(work, CUDA, refuse=notes.append)
-    for _ in range(WARM_UP + 3):
-        graphed()
-    assert len(notes) == 1
-    assert notes[0].startswith("no CUDA graph (")
-    assert values == [float(number + 1) for number in range(WARM_UP + 3)]
-
-
 def test_side_by_side_keeps_the_order_of_what_depends():
     together = SideBySide(CUDA)
     source = rng.generator(0, CUDA)
@@ -174,3 +160,15 @@ def test_micro_batches_need_less_memory():
         peaks.append(torch.cuda.max_memory_allocated() - before)
         del iteration
     assert peaks[1] < 0.6 * peaks[0]
+
+
+def test_work_that_cannot_be_captured_is_refused_in_a_line():
+    """In a process of its own: torch's random sources are of no use afterwards."""
+    code = (
+        "import torch; from dualmcmc.engine.graph import Graphed; x = torch.zeros((), device='cuda'); "
+        "graphed = Graphed(lambda: x.item(), torch.device('cuda')); [graphed() for _ in range(9)]"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert "UserError: an iteration cannot be captured as a CUDA graph here (" in answer.stderr.splitlines()[-1]
+    assert answer.stderr.splitlines()[-1].endswith("add engine.mode=eager.")

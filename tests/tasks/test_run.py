@@ -194,11 +194,9 @@ def test_a_run_that_cannot_be_compiled_goes_on(finished_run, monkeypatch, capsys
 
 
 def test_batch_statistics_in_a_compiled_run(quick_compiler):
-    config = settings.load_config(
-        "cifar10-resnet",
-        ["nets.energy_width=4", "nets.generator_width=4", "nets.inference_width=4", "teaching.latent_dim=4"]
-        + ["sampling.batchnorm=batch", "sampling.steps=2", "engine.mode=compiled"],
-    )
+    widths = [f"nets.{name}_width=4" for name in ("energy", "generator", "inference")]
+    use = ["sampling.batchnorm=batch", "sampling.steps=2", "engine.mode=compiled"]
+    config = settings.load_config("cifar10-resnet", [*widths, "teaching.latent_dim=4", *use])
     run = Run(config, build(config), torch.device("cpu"), images=0)
     z = torch.randn(6, 4, generator=rng())
     plain = run.generate(z)

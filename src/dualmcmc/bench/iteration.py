@@ -81,7 +81,7 @@ def measure(
         result["reference"] = _time_reference(config, place, max(2, repeats // 3))
     set_precision(ours.means)
     say("timing our engine")
-    result["ours"] = _time_ours(ours, repeats, say) | {"seconds_to_compile": compiling}
+    result["ours"] = _time_ours(ours, repeats) | {"seconds_to_compile": compiling}
     result["ceilings"] = timing.ceilings(place, ours.means.precision)
     if with_reference:
         result["ratio"] = result["reference"]["seconds"] / result["ours"]["seconds"]
@@ -105,7 +105,7 @@ def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[
     return _summary(config, whole, parts, peak) | {"mode": "eager", "precision": precision}
 
 
-def _time_ours(iteration: Iteration, repeats: int, say: Say) -> dict[str, Any]:
+def _time_ours(iteration: Iteration, repeats: int) -> dict[str, Any]:
     config, device = iteration.config, iteration.state.device
     _forget_peak(device)
     whole = timing.seconds(iteration, device, repeats, WARM_UP + 2)
@@ -114,7 +114,7 @@ def _time_ours(iteration: Iteration, repeats: int, say: Say) -> dict[str, Any]:
         with uncompiled(iteration.networks):
             flops = timing.count_flops(work)
         graphed = iteration.means.graphed
-        run = Graphed(work, device, iteration.state.rng, refuse=say) if graphed else work
+        run = Graphed(work, device, iteration.state.rng) if graphed else work
         parts[name] = {"seconds": timing.seconds(run, device, repeats, WARM_UP + 2), "flops": flops}
     return _summary(config, whole, parts, peak) | {
         "mode": "compiled" if iteration.means.compiled else "eager",
@@ -134,7 +134,7 @@ def _summary(config: Config, whole: float, parts: dict[str, dict[str, float]], p
     }
 
 
-def _parts(iteration: Iteration) -> dict[str, Callable[[], None]]:
+def _parts(iteration: Iteration) -> dict[str, Callable[[], object]]:
     """Each part of an iteration on its own, of the same pieces as the whole."""
     config, state, nets = iteration.config, iteration.state, iteration.networks
     cfg, optimizers, rng = config.teaching, state.optimizers, state.rng
@@ -156,15 +156,11 @@ def _parts(iteration: Iteration) -> dict[str, Callable[[], None]]:
 
     return {
         "x-chain": x_chains,
-        "z-chain": lambda: _nothing(revise_z(nets.generator, z, x, cfg.sigma, cfg.z_chain, rng)),
-        "energy": lambda: _nothing(descend(optimizers.energy, energy_loss(nets, x, x_rev, cfg)[0])),
+        "z-chain": lambda: revise_z(nets.generator, z, x, cfg.sigma, cfg.z_chain, rng),
+        "energy": lambda: descend(optimizers.energy, energy_loss(nets, x, x_rev, cfg)[0]),
         "generator": generator,
         "inference": inference,
     }
-
-
-def _nothing(value: object) -> None:
-    """A part leaves no result."""
 
 
 def _forget_peak(device: torch.device) -> None:

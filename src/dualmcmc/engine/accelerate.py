@@ -161,5 +161,13 @@ def _compile(networks: list[Evaluator], parts: list[Callable[[], None]], watch: 
     except Exception as error:  # whatever a compiler and its tools may raise
         for network in networks:
             network.give_up_compiling()
-        return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+        return reason(error)
     return None
+
+
+def reason(error: Exception) -> str:
+    """Why a compiler failed, in a line: it wraps one complaint into another, and the first names no cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    while len(lines) > 1 and lines[0].endswith(":"):
+        lines.pop(0)
+    return lines[0] if lines and ": " in lines[0] else ": ".join([type(error).__name__, *lines[:1]])

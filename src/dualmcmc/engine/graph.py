@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from dualmcmc.errors import UserError, first_line
+
 WARM_UP = 3  # runs before it is captured: kernels are compiled and chosen, libraries take their memory
 
 
@@ -15,24 +17,21 @@ class Graphed:
 
     It must read and write the same tensors each time, and draw from `sources` and CUDA's own source alone. These
     go on exactly as if every run had been launched from Python, so their states can be saved at any time.
-    Where it cannot be captured, `refuse` is told why and it goes on as it began.
     """
 
-    def __init__(
-        self, work: Callable[[], None], device: torch.device, *sources: torch.Generator, refuse: Callable[[str], None]
-    ) -> None:
-        self._work, self._device, self._sources, self._refuse = work, device, sources, refuse
-        self._runs, self._refused = 0, False
+    def __init__(self, work: Callable[[], object], device: torch.device, *sources: torch.Generator) -> None:
+        self._work, self._device, self._sources = work, device, sources
+        self._runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def anew(self) -> Graphed:
         """The same work, to be captured again: something that it holds fast has changed."""
-        return Graphed(self._work, self._device, *self._sources, refuse=self._refuse)
+        return Graphed(self._work, self._device, *self._sources)
 
     def __call__(self) -> None:
         """Run it once more."""
-        if self._graph is None and not self._refused and self._runs >= WARM_UP:
-            self._capture()
+        if self._graph is None and self._runs >= WARM_UP:
+            self._graph = self._captured()
         if self._graph is not None:
             self._graph.replay()
             return
@@ -43,7 +42,7 @@ class Graphed:
             self._work()
         torch.cuda.current_stream(self._device).wait_stream(aside)
 
-    def _capture(self) -> None:
+    def _captured(self) -> torch.cuda.CUDAGraph:
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # the graph keeps memory of its own: what the first runs took goes back
@@ -55,8 +54,8 @@ class Graphed:
                 self._work()
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
-            self._refused = True
-            self._refuse(f"no CUDA graph ({str(error).splitlines()[0]}): each kernel is launched on its own")
-        else:
-            self._graph = graph
+        except RuntimeError as error:  # and torch's random sources are of no use any more: this cannot go on
+            raise UserError(
+                f"an iteration cannot be captured as a CUDA graph here ({first_line(error)}): add engine.mode=eager."
+            ) from None
+        return graph

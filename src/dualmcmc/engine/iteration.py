@@ -49,7 +49,7 @@ class Iteration:
             note(f"not compiled ({refused}): going on eagerly")
         elif self.means.graphed:
             self._together = SideBySide(self.state.device)
-            self._work = Graphed(self._update, self.state.device, self.state.rng, refuse=note)
+            self._work = Graphed(self._update, self.state.device, self.state.rng)
 
     def go_on_with(self, config: Config) -> None:
         """Other settings for the same networks, which stay compiled: of chains, losses and learning."""
