@@ -23,11 +23,12 @@ from dualmcmc.data.images import Fit
 from dualmcmc.data.machine import in_words as amount
 from dualmcmc.data.source import Files
 from dualmcmc.data.store import Memory, Store
-from dualmcmc.engine.device import describe, pick
+from dualmcmc.engine.accelerate import choose
+from dualmcmc.engine.device import describe, make_repeatable, pick
+from dualmcmc.engine.graph import WARM_UP
+from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.state import TrainState
 from dualmcmc.files import make_folder
-from dualmcmc.methods.dual_mcmc import step
-from dualmcmc.pictures import from_uint8
 
 Say = Callable[[str], None]
 
@@ -37,6 +38,7 @@ def measure(
 ) -> dict[str, Any]:
     """Everything, on a generated set of `images` images in the config's shape."""
     place, shape = pick(device), (config.data.channels, config.data.size, config.data.size)
+    make_repeatable(place, config.train.deterministic)
     with tempfile.TemporaryDirectory(dir=None if folder is None else make_folder(folder)) as scratch:
         path = Path(scratch) / "generated.pack"
         say(f"generating {images:,} images of {shape[1]}x{shape[2]}, {amount(images * int(np.prod(shape)))}")
@@ -95,25 +97,30 @@ def _feed(store: Store, config: Config, device: torch.device, seconds: float, pl
     return rate
 
 
-def _train(config: Config, store: Store, device: torch.device, seconds: float, place: Any) -> dict[str, float]:
-    """Images a second of real training, the share of it spent waiting for images, and memory at its start."""
-    state = TrainState(config, device)
-    feed = Feed(store, config.seed, config.train.batch, device, place, workers=config.data.workers)
+class _Timed(Feed):
+    """Knows how long it was waited for."""
+
     waited = 0.0
 
-    def iterate(number: int) -> None:
-        nonlocal waited
+    def plan(self, start: int) -> tuple[torch.Tensor, ...]:
         begun = time.monotonic()
-        x = feed.get(number * config.train.batch)
-        waited += time.monotonic() - begun
-        step(state.trio, state.optimizers, from_uint8(x), state.rng, config.teaching)
+        planned = super().plan(start)
+        self.waited += time.monotonic() - begun
+        return planned
 
-    iterate(0)
+
+def _train(config: Config, store: Store, device: torch.device, seconds: float, place: Any) -> dict[str, float]:
+    """Images a second of real training, the share of it spent waiting for images, and memory at its start."""
+    feed = _Timed(store, config.seed, config.train.batch, device, place, workers=config.data.workers)
+    iteration = Iteration(config, TrainState(config, device), feed, choose(config.engine, device))
+    iteration.prepare()
+    for _ in range(WARM_UP + 1 if iteration.means.graphed else 1):
+        iteration()
     memory = _resident_peak()
-    begun, waited = time.monotonic(), 0.0
-    rate = _rate(iterate, config.train.batch, device, seconds)
+    begun, feed.waited = time.monotonic(), 0.0
+    rate = _rate(lambda _: iteration(), config.train.batch, device, seconds)
     feed.close()
-    share = waited / (time.monotonic() - begun)
+    share = feed.waited / (time.monotonic() - begun)
     return {"images_per_second": rate, "waiting_share": share, "memory_at_start": memory}
 
 
