@@ -111,7 +111,7 @@ def test_out_of_memory_is_one_line(call, monkeypatch, tmp_path):
     monkeypatch.setattr("dualmcmc.engine.iteration.step", full)
     answer = call("train", *TINY, "--out", tmp_path / "run")
     assert answer.code == 2
-    assert answer.err.splitlines()[-1].startswith("error: out of memory: lower train.batch")
+    assert answer.err.splitlines()[-1].startswith("error: out of memory: lower train.batch or engine.micro_batch")
     assert "Traceback" not in answer.err
 
 

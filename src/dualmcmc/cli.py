@@ -253,7 +253,11 @@ def _run() -> None:
         code = _complain(f"{error.filename or 'the system'}: {error.strerror or error}.", 2)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):  # torch's two ways
-            sys.exit(_complain("out of memory: lower train.batch in training, --batch or -n elsewhere.", 2))
+            sys.exit(
+                _complain(
+                    "out of memory: lower train.batch or engine.micro_batch in training, --batch or -n elsewhere.", 2
+                )
+            )
         if not hasattr(error, "format_message"):  # not the command line's own complaint: a bug
             raise
         code = _complain(_usage(error), 2)
@@ -268,6 +272,8 @@ def _usage(error: Any) -> str:
     asked = text.partition("'")[2].partition("'")[0]
     hint = nearest(asked, names) if text.startswith("No such command") and "Did you mean" not in text else ""
     context = getattr(error, "ctx", None)
+    if text.startswith("No such command") and context and context.info_name == "bench":
+        hint = " Name a preset with --preset and settings with --set."
     return f"{text.rstrip('.')}.{hint} See {context.command_path if context else 'dualmcmc'} --help."
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dualmcmc.cli_data import Json, print_json
+from dualmcmc.errors import UserError
 
 bench = typer.Typer(
     help="Measure speed: of an iteration, or with a command of data and of evaluation.", rich_markup_mode=None
@@ -47,9 +48,9 @@ def bench_iteration(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Time an iteration, its chains and its updates, beside a plain eager reference and the chip's own limits.
+    """Measure speed: of an iteration, or with a command below of its growth, of data, of evaluation.
 
-    The engine's numbers are first checked against the reference's. Images are random bytes, weights are new.
+    Times an iteration, its chains and its updates beside a plain eager reference and the chip's own limits. The engine's numbers are first checked against the reference's. Images are random bytes, weights are new.
 
     \b
     Examples:
@@ -57,6 +58,8 @@ def bench_iteration(
       dualmcmc bench --preset cifar10-resnet --set engine.precision=tf32
     """
     if context.invoked_subcommand is not None:
+        if changes or second_x_chain or as_json or (preset, reference, repeats, device) != ("digits", True, 10, "auto"):
+            raise UserError(f"options go after the command: dualmcmc bench {context.invoked_subcommand} ...")
         return
     from dualmcmc import settings
     from dualmcmc.bench.iteration import in_words, measure

@@ -233,7 +233,9 @@ class Engine:
     micro_batch: int | None = setting(
         None, "images a network sees at once, to save memory; BatchNorm then normalises over these; null: all", ge=1
     )
-    threads: int | None = setting(None, "CPU threads; null: one a core, 8 at most, or OMP_NUM_THREADS", ge=1, le=1024)
+    threads: int | None = setting(
+        None, "CPU threads; null: one a core it may use, 8 at most, or OMP_NUM_THREADS", ge=1, le=1024
+    )
 
 
 @dataclass(frozen=True)

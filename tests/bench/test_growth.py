@@ -1,7 +1,8 @@
 import pytest
 
+from dualmcmc import settings
 from dualmcmc.bench import growth
-from tests.conftest import TINY, assert_refused
+from tests.conftest import TINY, assert_refused, tiny
 
 
 def test_the_line_through_the_points():
@@ -28,12 +29,38 @@ def test_everything_grows(call, tmp_path):
     assert len(words.splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("preset", "changes", "expected"),
+    [
+        ("digits", [], [8, 10, 12, 16]),  # nothing smaller fits
+        ("mnist", [], [14, 28]),
+        ("cifar10-resnet", [], [16, 24, 32]),
+        ("celeba64", [], [48, 64]),  # at 32 it would be another network
+        ("celebahq256", [], [128, 192, 256]),
+    ],
+)
+def test_sizes_are_those_the_networks_take(preset, changes, expected):
+    assert growth._sides(settings.load_config(preset, changes)) == expected
+
+
+def test_a_chain_without_steps_does_not_grow(monkeypatch):
+    monkeypatch.setattr(growth.timing, "seconds", lambda *_: 1.0)
+    found = growth.measure(tiny("teaching.x_chain.steps=0"), "cpu")
+    assert list(found["axes"]) == ["k_z", "batch", "pixels"]
+    assert len(growth.in_words(found).splitlines()) == 4
+
+
+def test_what_cannot_be_had_is_said(monkeypatch):
+    monkeypatch.setattr(growth.timing, "seconds", lambda *_: 1.0)
+    said = []
+    growth.measure(tiny("engine.precision=tf32"), "cpu", say=said.append)
+    assert sum("tf32" in line for line in said) == 1
+
+
 def test_more_steps_are_really_run(monkeypatch):
     """What is timed has the steps it is said to have."""
     seen = []
     monkeypatch.setattr(growth.timing, "seconds", lambda work, *_: (seen.append(work.config), 1.0 + len(seen))[1])
-    from tests.conftest import tiny
-
     growth.measure(tiny("data.size=16", "teaching.x_chain.steps=4"), "cpu")
     assert [config.teaching.x_chain.steps for config in seen[:5]] == [1, 2, 4, 6, 8]
     assert {config.teaching.x_chain.steps for config in seen[5:]} == {4}

@@ -5,7 +5,7 @@ from torch import nn
 from dualmcmc.bench import check as checking
 from dualmcmc.bench import timing
 from dualmcmc.bench.check import build_iteration, check
-from dualmcmc.bench.iteration import PARTS, in_words
+from dualmcmc.bench.iteration import PARTS, in_words, without_chains
 from dualmcmc.engine.accelerate import choose
 from dualmcmc.errors import UserError
 from tests.conftest import TINY, assert_refused, tiny
@@ -27,7 +27,7 @@ def test_the_benchmark_tells_it_all(call):
         assert all(part["seconds"] > 0 and part["flops"] > 0 for part in side["parts"].values())
         assert side["flops"] == sum(part["flops"] for part in side["parts"].values())
         assert side["images_per_second"] == pytest.approx(16 / side["seconds"])
-        assert 0 <= side["share_not_chain"] < 1
+        assert side["share_not_chain"] == pytest.approx(side["seconds_without_chains"] / side["seconds"])
     assert found["reference"]["flops"] == found["ours"]["flops"]  # the simple networks have nothing to save
     assert found["ours"]["seconds_to_compile"] is None
     assert found["ceilings"]["matmul_flops"] > found["ours"]["flops"] / found["ours"]["seconds"] > 0
@@ -68,6 +68,31 @@ def test_the_other_benchmarks_are_still_commands(call):
     assert "evaluate" in call("bench", "--help").out
     assert_refused(call("bench", "--preset", "cifar11"), "cifar11")
     assert_refused(call("bench", "--set", "train.batch=0"), "train.batch")
+    assert_refused(call("bench", "digits"), "--preset")
+    assert_refused(call("bench", "--preset", "mnist", "growth"), "options go after", "growth")
+    assert_refused(call("bench", "--set", "teaching.x_chain.clamp=1"), "teaching.x_chain.clamp", "--no-reference")
+
+
+def test_micro_batches_with_batchnorm_are_timed_unchecked(call):
+    changes = [f"nets.{name}_width=2" for name in ("energy", "generator", "inference")]
+    changes += ["train.batch=4", "engine.micro_batch=2", "teaching.x_chain.steps=1", "teaching.z_chain.steps=1"]
+    words = [word for change in changes for word in ("--set", change)]
+    answer = call("bench", "--preset", "cifar10-resnet", *words, "--repeats", 1, "--device", "cpu", "--json")
+    assert answer.code == 0, answer.err
+    assert "BatchNorm" in answer.err
+    assert "check" not in answer.json
+
+
+def test_the_second_chain_counts_the_same_on_both_sides(call):
+    answer = call("bench", *SET, "--repeats", 1, "--device", "cpu", "--second-x-chain", "--json")
+    for name in PARTS:
+        ours, theirs = (answer.json[side]["parts"][name]["flops"] for side in ("ours", "reference"))
+        assert ours == theirs, name
+
+
+def test_what_is_not_chain_is_measured_without_chains():
+    config = without_chains(tiny())
+    assert (config.teaching.x_chain.steps, config.teaching.z_chain.steps) == (0, 0)
 
 
 @pytest.mark.parametrize(

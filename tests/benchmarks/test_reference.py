@@ -36,11 +36,11 @@ def test_networks_are_the_same_functions(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_iterations_give_the_same_numbers(preset, changes):
     config = config_of(preset, *changes)
-    reference, state = build_reference(config, CPU)
+    reference, noise = build_reference(config, CPU)
     ours = TrainState(config, CPU)
     x = torch.rand(5, config.data.channels, config.data.size, config.data.size) * 2 - 1
     for number in range(2):
-        theirs = reference.iteration(x, state.rng)
+        theirs = reference.iteration(x, noise)
         mine = step(ours.trio, ours.optimizers, x, ours.rng, config.teaching)
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
@@ -50,17 +50,17 @@ def test_iterations_give_the_same_numbers(preset, changes):
 
 def test_both_draw_the_same_noise():
     config = config_of("digits")
-    reference, state = build_reference(config, CPU)
+    reference, noise = build_reference(config, CPU)
     ours = TrainState(config, CPU)
     x = torch.rand(5, 1, 8, 8)
-    reference.iteration(x, state.rng)
+    reference.iteration(x, noise)
     step(ours.trio, ours.optimizers, x, ours.rng, config.teaching)
-    assert torch.equal(state.rng.get_state(), ours.rng.get_state())
-    assert not torch.equal(state.rng.get_state(), rng.generator(0).get_state())
+    assert torch.equal(noise.get_state(), ours.rng.get_state())
+    assert not torch.equal(noise.get_state(), rng.generator(0).get_state())
 
 
 def test_what_it_does_not_have_it_refuses():
     config = config_of("digits", "teaching.x_chain.clamp=1")
-    reference, state = build_reference(config, CPU)
+    reference, noise = build_reference(config, CPU)
     with pytest.raises(ValueError, match="no clamp"):
-        reference.iteration(torch.zeros(5, 1, 8, 8), state.rng)
+        reference.iteration(torch.zeros(5, 1, 8, 8), noise)

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 
@@ -111,12 +114,33 @@ def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
 
 
 def test_what_is_compiled_is_kept_in_the_cache_folder(monkeypatch, cache):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv(accelerate.CACHE, "/somewhere")  # so that it is put back
+    monkeypatch.setattr(accelerate, "CACHE_IS_OURS", True)  # even where torch has set it meanwhile
     accelerate._compiler()
-    assert accelerate.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache / "compiled")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    assert accelerate.os.environ[accelerate.CACHE] == str(cache / "compiled")
+    monkeypatch.setenv(accelerate.CACHE, "/elsewhere")
+    monkeypatch.setattr(accelerate, "CACHE_IS_OURS", False)
     accelerate._compiler()
-    assert accelerate.os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+    assert accelerate.os.environ[accelerate.CACHE] == "/elsewhere"
+
+
+def test_torch_names_no_cache_before_we_ask():
+    code = (
+        "from dualmcmc.engine import accelerate, loop, state; from dualmcmc import settings; import torch; "
+        "state.TrainState(settings.load_config('digits'), torch.device('cpu')); import torch._dynamo; "
+        "accelerate._compiler(); print(accelerate.os.environ[accelerate.CACHE])"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != accelerate.CACHE}
+    words = [sys.executable, "-c", code]
+    answer = subprocess.run(words, env=clean | {"DUALMCMC_DATA": "/mine"}, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "/mine/compiled"
+
+
+def test_evaluators_set_the_precision_they_need(gpu, restored_precision):
+    config = tiny()
+    torch.backends.cudnn.allow_tf32 = True
+    evaluators(build(config), config, accelerate.Means(False, "float32", CPU), None)
+    assert not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize("preset", ["digits", "cifar10-resnet"])

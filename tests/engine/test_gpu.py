@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def small(*changes: str) -> Config:
 def make(config: Config) -> Iteration:
     shape = (100, config.data.channels, config.data.size, config.data.size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    feed = Feed(Memory(pixels), config.seed, config.train.batch, CUDA, flip=config.data.flip)
+    feed = Feed(Memory(pixels), config.seed, config.train.batch, CUDA, config.data.place, config.data.flip)
     iteration = Iteration(config, TrainState(config, CUDA), feed, choose(config.engine, CUDA))
     iteration.prepare(note=pytest.fail)
     return iteration
@@ -73,11 +74,27 @@ def test_a_captured_iteration_is_the_iteration(monkeypatch):
     assert captured.window.read(count) == launched.window.read(count)
 
 
-def test_side_by_side_is_in_turn():
-    together, alone = make(small()), make(small())
+@pytest.mark.parametrize("changes", [[], ["teaching.second_x_chain=true"], ["engine.micro_batch=8"]])
+def test_side_by_side_is_in_turn(changes):
+    together, alone = make(small(*changes)), make(small(*changes))
     alone._together = in_turn
     first, second = run(together, WARM_UP + 3), run(alone, WARM_UP + 3)
     assert all(torch.equal(second[name], value) for name, value in first.items())
+
+
+def test_images_may_stream_while_it_is_captured(monkeypatch):
+    """Threads wait for their copies at any time, also in the middle of a capture."""
+    slow = Memory.read
+
+    def read(self, indices, out):
+        time.sleep(0.01)
+        slow(self, indices, out)
+
+    monkeypatch.setattr(Memory, "read", read)
+    for _ in range(3):
+        iteration = make(small("data.place=stream", "teaching.x_chain.steps=30"))
+        run(iteration, WARM_UP + 5)
+        iteration.feed.close()
 
 
 def test_noise_goes_on_as_it_would_eagerly():

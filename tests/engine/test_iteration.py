@@ -7,6 +7,7 @@ from dualmcmc.config import Config
 from dualmcmc.data.feed import Feed
 from dualmcmc.data.store import Memory
 from dualmcmc.engine.accelerate import choose
+from dualmcmc.engine.ema import MovingAverage
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.state import TrainState
 from tests.conftest import tiny
@@ -54,15 +55,34 @@ def test_a_split_batch_learns_the_same_in_the_authors_form(quick_compiler):
     assert_same(weights_after(tiny("engine.micro_batch=4", "engine.mode=compiled", *changes)), plain, 1e-5)
 
 
-def test_nothing_is_compiled_once_training_has_begun(quick_compiler):
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("cifar10-resnet", []),
+        ("digits", ["teaching.second_x_chain=true"]),
+        ("digits", ["engine.micro_batch=3"]),  # parts of 3, 2 and 1
+    ],
+)
+def test_nothing_is_compiled_once_training_has_begun(quick_compiler, preset, changes):
     widths = [f"nets.{name}_width=2" for name in ("energy", "generator", "inference")]
-    steps = ["teaching.x_chain.steps=2", "teaching.z_chain.steps=2"]
-    config = settings.load_config("cifar10-resnet", [*widths, *steps, "train.batch=2", "engine.mode=compiled"])
-    iteration = make(config)
+    steps = ["teaching.x_chain.steps=2", "teaching.z_chain.steps=2", "train.batch=4", "engine.mode=compiled"]
+    iteration = make(settings.load_config(preset, [*widths, *steps, *changes]))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert before >= 5
     for _ in range(2):
         iteration()
     iteration.try_out()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_the_average_is_of_the_images_seen():
+    iteration = make(tiny())
+    expected = MovingAverage(iteration.state.trio, iteration.config.ema)
+    for number in range(1, 4):
+        iteration()
+        expected.update(16 * number, 16)
+    for mine, other in zip(iteration.state.ema.nets.parameters(), expected.nets.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-7)
 
 
 @pytest.mark.parametrize("engine", ["engine.mode=eager", "engine.mode=compiled", "engine.micro_batch=3"])

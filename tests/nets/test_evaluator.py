@@ -111,6 +111,20 @@ def test_in_parts_few_activations_are_kept(monkeypatch):
     assert calls == [2] * 6
 
 
+def test_held_still_it_takes_parts_too(monkeypatch):
+    config = config_of("resnet")
+    trio, calls = build(config).train(), []
+    fast = evaluator(trio, config, "generator", at_once=4)
+    inner = fast._chain
+    monkeypatch.setattr(fast, "_chain", lambda *given: (calls.append(len(given[2])), inner(*given))[1])
+    with torch.no_grad(), frozen(fast) as still:
+        assert still(inputs(config, "generator")).shape[0] == 6
+    assert calls == [4, 2]
+    fast.compile_chain(inputs(config, "generator", 12))
+    fast.compile_still(inputs(config, "generator", 9))
+    assert calls == [4, 2, 4, 4, 1]  # one of each length
+
+
 def test_statistics_count_every_part_once():
     config = config_of("resnet")
     trio = build(config).train()

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch._dynamo
 
 import dualmcmc
 from dualmcmc import settings
@@ -162,7 +163,7 @@ def test_many_chains_are_compiled_and_give_the_same(finished_run, quick_compiler
 def test_few_are_not_worth_a_compiler(finished_run, quick_compiler, monkeypatch):
     monkeypatch.setattr("dualmcmc.tasks.run.COMPILE_FROM", 50)
     run = dualmcmc.load(finished_run, device="cpu")
-    run.means = replace(run.means, compiled=True)  # as auto is on a GPU
+    monkeypatch.setattr("dualmcmc.tasks.run.choose", lambda cfg, _: replace(run.means, compiled=cfg.mode == "auto"))
     run.sample(49)
     assert run.engine == "eager, float32"
     run.sample(50)
@@ -202,3 +203,21 @@ def test_batch_statistics_in_a_compiled_run(quick_compiler):
     plain = run.generate(z)
     run.expect(6)
     assert torch.allclose(run.generate(z), plain, atol=1e-5)
+
+
+def test_a_run_says_the_precision_it_has(finished_run):
+    plain = dualmcmc.load(finished_run, device="cpu")
+    coarse = dualmcmc.load(finished_run, device="cpu", overrides=["engine.precision=bfloat16"])
+    assert (plain.engine, coarse.engine) == ("eager, float32", "eager, bfloat16")
+    z = torch.randn(5, 4, generator=rng())
+    assert not torch.equal(plain.generate(z), coarse.generate(z))
+    assert torch.allclose(plain.generate(z), coarse.generate(z), atol=0.02)
+
+
+@pytest.mark.parametrize(("n", "batch"), [(40, 20), (41, 20), (7, 20)])
+def test_what_is_to_come_is_compiled_ahead(finished_run, quick_compiler, n, batch):
+    run = compiled(finished_run, f"sampling.batch={batch}")
+    run.expect(n)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    run.sample(n)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before

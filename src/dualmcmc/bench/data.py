@@ -47,14 +47,14 @@ def measure(
         written = images / (time.monotonic() - begun)
         store: Store = pack.read(path)[0]["train"]
         say("streaming from the file, beside training")  # first: peak memory must not know the other paths
-        training = _train(config, store, place, seconds, "stream")
+        training = _train(config, store, place, seconds, "stream", say)
         feeds = {"packed file": _feed(store, config, place, seconds, "stream", at_least=images)}
         peak = _resident_peak()  # after an epoch and more
         sample = Memory(store.first(min(images, 20_000)))
         say("from RAM and from the device's memory")
         feeds["RAM"] = _feed(sample, config, place, seconds, "stream")
         feeds["device memory"] = _feed(sample, config, place, seconds, "device")
-        resident = _train(config, sample, place, seconds, "device")
+        resident = _train(config, sample, place, seconds, "device", say)
         say("decoding PNG and JPEG")
         for kind in ("PNG", "JPEG"):
             feeds[f"decoding {kind}"] = _decode(sample, kind, config, seconds)
@@ -109,11 +109,11 @@ class _Timed(Feed):
         return planned
 
 
-def _train(config: Config, store: Store, device: torch.device, seconds: float, place: Any) -> dict[str, float]:
+def _train(config: Config, store: Store, device: torch.device, seconds: float, place: Any, say: Say) -> dict[str, Any]:
     """Images a second of real training, the share of it spent waiting for images, and memory at its start."""
     feed = _Timed(store, config.seed, config.train.batch, device, place, workers=config.data.workers)
     iteration = Iteration(config, TrainState(config, device), feed, choose(config.engine, device))
-    iteration.prepare()
+    iteration.prepare(note=say)
     for _ in range(WARM_UP + 1 if iteration.means.graphed else 1):
         iteration()
     memory = _resident_peak()
@@ -121,7 +121,8 @@ def _train(config: Config, store: Store, device: torch.device, seconds: float, p
     rate = _rate(lambda _: iteration(), config.train.batch, device, seconds)
     feed.close()
     share = feed.waited / (time.monotonic() - begun)
-    return {"images_per_second": rate, "waiting_share": share, "memory_at_start": memory}
+    engine = iteration.means.in_words
+    return {"images_per_second": rate, "waiting_share": share, "memory_at_start": memory, "engine": engine}
 
 
 def _rate(action: Callable[[int], Any], batch: int, device: torch.device, seconds: float, at_least: int = 2) -> float:

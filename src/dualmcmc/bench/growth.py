@@ -13,16 +13,17 @@ import torch
 from dualmcmc import __version__, plots
 from dualmcmc.bench import timing
 from dualmcmc.bench.check import build_iteration
-from dualmcmc.config import Config
+from dualmcmc.config import Config, stages
 from dualmcmc.engine.accelerate import choose
 from dualmcmc.engine.device import describe, make_repeatable, pick, use_threads
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
+from dualmcmc.errors import UserError
 from dualmcmc.pictures import save_png
 from dualmcmc.progress import Watch, quiet
 
 SHARES = (0.25, 0.5, 1.0, 1.5, 2.0)  # of what the settings say
-SIDES = (0.5, 0.75, 1.0)  # of an image
+SIDES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of an image
 AXES = {
     "k_x": "steps of the x-chain",
     "k_z": "steps of the z-chain",
@@ -42,6 +43,8 @@ def measure(
     place = pick(device)
     make_repeatable(place, config.train.deterministic)
     use_threads(config.engine.threads)
+    for note in choose(config.engine, place).notes:
+        say(note)
     axes: dict[str, Any] = {}
     own = _prepared(config, place, say, watch)
     for name in AXES:
@@ -49,7 +52,8 @@ def measure(
         for value, iteration in _variants(name, config, own, lambda c: _prepared(c, place, say, watch)):
             points.append((value, timing.seconds(iteration, place, repeats, WARM_UP + 2)))
             say(f"{AXES[name]} {value}: {1000 * points[-1][1]:.2f} ms")
-        axes[name] = {"points": sorted(points)} | _line(points)
+        if points:
+            axes[name] = {"points": sorted(points)} | _line(points)
     return {
         "preset": config.preset,
         "engine": own.means.in_words,
@@ -73,7 +77,7 @@ def _variants(
     teaching = config.teaching
     if name in ("k_x", "k_z"):
         chain = teaching.x_chain if name == "k_x" else teaching.z_chain
-        for steps in _values(chain.steps, SHARES):
+        for steps in _values(chain.steps, SHARES) if chain.steps else []:
             changed = replace(chain, steps=steps)
             longer = replace(teaching, x_chain=changed) if name == "k_x" else replace(teaching, z_chain=changed)
             own.go_on_with(replace(config, teaching=longer))
@@ -84,9 +88,25 @@ def _variants(
             same = batch == config.train.batch
             yield batch, own if same else prepared(replace(config, train=replace(config.train, batch=batch)))
     else:
-        for side in _values(config.data.size, SIDES):
+        for side in _sides(config):
             same = side == config.data.size
             yield side**2, own if same else prepared(replace(config, data=replace(config.data, size=side)))
+
+
+def _sides(config: Config) -> list[int]:
+    """Sizes of image that the same networks take: smaller ones, or larger ones where there are none."""
+    own = config.data.size
+    fitting = [side for side in _values(own, SIDES) if _fits(side) and (side <= 32) == (own <= 32)]
+    smaller = [side for side in fitting if side <= own]
+    return smaller if len(smaller) > 1 else fitting
+
+
+def _fits(side: int) -> bool:
+    try:
+        stages(side)
+    except UserError:
+        return False
+    return side >= 8
 
 
 def _values(own: int, shares: tuple[float, ...]) -> list[int]:
@@ -96,16 +116,18 @@ def _values(own: int, shares: tuple[float, ...]) -> list[int]:
 def _line(points: list[tuple[int, float]]) -> dict[str, float]:
     """Least squares: seconds = start + slope * value; and the share of the variance that it explains."""
     values, seconds = np.array(points, dtype=float).T
+    if len(values) < 2:
+        return {"slope": 0.0, "start": float(seconds[0]), "r2": 1.0}
     slope, start = np.polyfit(values, seconds, 1)
-    rest = ((seconds - start - slope * values) ** 2).sum()
-    return {"slope": slope, "start": start, "r2": 1 - rest / ((seconds - seconds.mean()) ** 2).sum()}
+    rest, all_of_it = ((seconds - start - slope * values) ** 2).sum(), ((seconds - seconds.mean()) ** 2).sum()
+    return {"slope": float(slope), "start": float(start), "r2": float(1 - rest / all_of_it) if all_of_it else 1.0}
 
 
 def in_words(result: dict[str, Any]) -> str:
     """The result as a table."""
     lines = [f"{result['preset']}, {result['engine']}, {result['device']}, torch {result['torch']}"]
-    for name, words in AXES.items():
-        axis = result["axes"][name]
+    for name, axis in result["axes"].items():
+        words = AXES[name]
         times = "  ".join(f"{value}: {1000 * seconds:.2f}" for value, seconds in axis["points"])
         lines.append(f"{words:22} ms at {times}   straight line R2 {axis['r2']:.4f}")
     return "\n".join(lines)
@@ -114,8 +136,8 @@ def in_words(result: dict[str, Any]) -> str:
 def save_plot(result: dict[str, Any], path: Path) -> None:
     """One panel for each thing: what was measured, and the straight line."""
     panels = []
-    for name, words in AXES.items():
-        axis = result["axes"][name]
+    for name, axis in result["axes"].items():
+        words = AXES[name]
         values, seconds = zip(*axis["points"], strict=True)
         line = [1000 * (axis["start"] + axis["slope"] * value) for value in values]
         panels.append((words, values, [1000 * second for second in seconds], line))

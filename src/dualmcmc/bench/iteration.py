@@ -6,6 +6,7 @@ and must agree.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,13 @@ import torch
 
 from dualmcmc import __version__
 from dualmcmc.bench import timing
-from dualmcmc.bench.check import build_iteration, build_reference, check, random_images
+from dualmcmc.bench.check import (
+    build_iteration,
+    build_reference,
+    check,
+    random_images,
+    refuse_what_the_reference_lacks,
+)
 from dualmcmc.config import Config
 from dualmcmc.data.machine import in_words as memory_words
 from dualmcmc.engine.accelerate import choose, set_precision
@@ -26,6 +33,7 @@ from dualmcmc.langevin import revise_x, revise_z
 from dualmcmc.methods.dual_mcmc import descend, energy_loss, generator_loss, inference_loss
 from dualmcmc.nets import Gaussian
 from dualmcmc.nets.evaluator import uncompiled
+from dualmcmc.nets.frozen import frozen
 from dualmcmc.progress import Watch, quiet
 
 Say = Callable[[str], None]
@@ -63,12 +71,16 @@ def measure(
         "dualmcmc": __version__,
         "deterministic": config.train.deterministic,
     }
+    if with_reference:
+        refuse_what_the_reference_lacks(config)
     ours = build_iteration(config, means)
     begun = time.perf_counter()
     ours.prepare(watch, say)
     timing.wait(place)
     compiling = time.perf_counter() - begun if ours.means.compiled else None
-    if with_reference:
+    if with_reference and config.engine.micro_batch and config.nets.kind == "resnet":
+        say("not checked against the reference: in micro batches BatchNorm has other statistics")
+    elif with_reference:
         say(f"checking against the reference in {means.precision}")
         result["check"] = {means.precision: check(ours, means.precision)}
         if means.precision != "float32":
@@ -77,6 +89,7 @@ def measure(
             exact.prepare(watch, say)
             result["check"]["float32"] = check(exact, "float32")
             del exact
+    if with_reference:
         say("timing the reference")
         result["reference"] = _time_reference(config, place, max(2, repeats // 3))
     set_precision(ours.means)
@@ -91,18 +104,20 @@ def measure(
 def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[str, Any]:
     """PyTorch with its defaults (on CUDA, float32 convolutions in tf32): the whole, and each part."""
     torch.backends.cudnn.allow_tf32 = True
-    reference, state = build_reference(config, device)
+    before = _forget_peak(device)
+    reference, rng = build_reference(config, device)
     x = random_images(config, device)
-    _forget_peak(device)
-    whole = timing.seconds(lambda: reference.iteration(x, state.rng), device, repeats)
-    peak, laps = _peak(device), timing.Laps(device)
+    whole = timing.seconds(lambda: reference.iteration(x, rng), device, repeats)
+    peak, laps = _peak(device, before), timing.Laps(device)
     for _ in range(repeats):
         laps.begin()
-        reference.iteration(x, state.rng, laps)
-    flops = timing.flops_by_part(lambda lap: reference.iteration(x, state.rng, lap))
+        reference.iteration(x, rng, laps)
+    flops = timing.flops_by_part(lambda lap: reference.iteration(x, rng, lap))
     parts = {name: {"seconds": laps.parts[name] / repeats, "flops": flops[name]} for name in PARTS}
+    reference.cfg = without_chains(config).teaching
+    rest = timing.seconds(lambda: reference.iteration(x, rng), device, repeats)
     precision = "tf32" if device.type == "cuda" else "float32"
-    return _summary(config, whole, parts, peak) | {"mode": "eager", "precision": precision}
+    return _summary(config, whole, rest, parts, peak) | {"mode": "eager", "precision": precision}
 
 
 def _time_ours(iteration: Iteration, repeats: int) -> dict[str, Any]:
@@ -116,20 +131,31 @@ def _time_ours(iteration: Iteration, repeats: int) -> dict[str, Any]:
         graphed = iteration.means.graphed
         run = Graphed(work, device, iteration.state.rng) if graphed else work
         parts[name] = {"seconds": timing.seconds(run, device, repeats, WARM_UP + 2), "flops": flops}
-    return _summary(config, whole, parts, peak) | {
+    iteration.go_on_with(without_chains(config))
+    rest = timing.seconds(iteration, device, repeats, WARM_UP + 2)
+    return _summary(config, whole, rest, parts, peak) | {
         "mode": "compiled" if iteration.means.compiled else "eager",
         "precision": iteration.means.precision,
     }
 
 
-def _summary(config: Config, whole: float, parts: dict[str, dict[str, float]], peak: int | None) -> dict[str, Any]:
-    chains = parts["x-chain"]["seconds"] + parts["z-chain"]["seconds"]
+def without_chains(config: Config) -> Config:
+    """The same with chains of no steps: what of an iteration is not chain."""
+    teaching = config.teaching
+    x_chain, z_chain = replace(teaching.x_chain, steps=0), replace(teaching.z_chain, steps=0)
+    return replace(config, teaching=replace(teaching, x_chain=x_chain, z_chain=z_chain))
+
+
+def _summary(
+    config: Config, whole: float, rest: float, parts: dict[str, dict[str, float]], peak: int | None
+) -> dict[str, Any]:
     return {
         "seconds": whole,
         "images_per_second": config.train.batch / whole,
         "flops": sum(part["flops"] for part in parts.values()),
         "peak_bytes": peak,
-        "share_not_chain": max(0.0, 1 - chains / whole),
+        "seconds_without_chains": rest,
+        "share_not_chain": rest / whole,
         "parts": parts,
     }
 
@@ -145,6 +171,9 @@ def _parts(iteration: Iteration) -> dict[str, Callable[[], object]]:
     def generator() -> None:
         x_hat = nets.generator(z)
         descend(optimizers.generator, generator_loss(x, nets.generator(z_rev), x_rev, x_hat, cfg)[0])
+        if cfg.second_x_chain:
+            with torch.no_grad(), frozen(nets.generator) as still:
+                still(z)
 
     def inference() -> None:
         q, q_rev = Gaussian(*nets.inference(x)), Gaussian(*nets.inference(x_rev))
@@ -163,14 +192,19 @@ def _parts(iteration: Iteration) -> dict[str, Callable[[], object]]:
     }
 
 
-def _forget_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+def _forget_peak(device: torch.device) -> int:
+    """Start anew; the bytes that are taken already."""
+    gc.collect()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
-def _peak(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+def _peak(device: torch.device, before: int = 0) -> int | None:
+    """The most that was taken, of which `before` belongs to others."""
+    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
 
 
 def in_words(result: dict[str, Any]) -> str:
@@ -187,7 +221,7 @@ def in_words(result: dict[str, Any]) -> str:
     for precision, found in result.get("check", {}).items():
         within = f"within {found['largest']:.1g} (bound {found['bound']:g})"
         lines.append(f"same losses as the reference in {precision}: {within}")
-    titles = f"{'reference':>12}{'ours':>12}{'ratio':>8}{letter + 'FLOP':>8}{letter + 'FLOP/s':>9}{'share':>7}"
+    titles = f"{'reference':>12}{'ours':>12}{'ratio':>8}{letter + 'FLOP':>9}{letter + 'FLOP/s':>9}{'share':>7}"
     lines.append(f"{'':18}{titles}{'as plain' if reference else '':>10}".rstrip())
     rows = {"whole iteration": (ours, reference)} | {
         words: (ours["parts"][name], reference and reference["parts"][name]) for name, words in PARTS.items()
@@ -196,7 +230,7 @@ def in_words(result: dict[str, Any]) -> str:
         rate = mine["flops"] / mine["seconds"]
         row = f"{words:18}{_ms(theirs):>12}{_ms(mine):>12}"
         row += f"{theirs['seconds'] / mine['seconds']:>7.1f}x" if theirs else f"{'':>8}"
-        row += f"{mine['flops'] / unit:>8.3g}{rate / unit:>9.3g}{rate / top:>7.0%}"
+        row += f" {mine['flops'] / unit:>8.3g}{rate / unit:>9.3g}{rate / top:>7.0%}"
         lines.append(row + (f"{theirs['flops'] / mine['seconds'] / top:>10.0%}" if theirs else ""))
     plain = "; as plain: counting the reference's operations" if reference else ""
     lines.append(f"share: of the matrix product's rate{plain}")

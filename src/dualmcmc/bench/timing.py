@@ -91,10 +91,13 @@ class Laps:
 
 
 def ceilings(device: torch.device, precision: str) -> dict[str, float]:
-    """The rate of a large matrix product in this precision (FLOP/s), and of a large copy (bytes read and written)."""
+    """The rate of a large matrix product in this precision (FLOP/s), and of a large copy (bytes read and written).
+
+    A CPU's is of float32: few have matrix units for less.
+    """
     on_gpu = device.type == "cuda"
     size, room = (8192, 2**31) if on_gpu else (1024, 2**27)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if precision == "bfloat16" and on_gpu else torch.float32
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -16,6 +17,8 @@ from dualmcmc.nets import Trio, build
 from dualmcmc.nets.evaluator import Evaluator
 from dualmcmc.progress import Watch, quiet
 
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+CACHE_IS_OURS = CACHE not in os.environ  # asked here, first: torch sets it too, as soon as its compiler is imported
 BFLOAT16_FROM = (8, 0)  # compute capability
 TRITON_FROM = (7, 0)
 
@@ -101,7 +104,8 @@ def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None
 
 def _compiler() -> Callable[..., Callable]:
     """torch.compile as it is used here; what it makes is kept in the cache folder for the next run."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    if CACHE_IS_OURS:
+        os.environ[CACHE] = str(cache_folder() / "compiled")
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = 64  # all networks share the few lines that call their layers
@@ -117,24 +121,29 @@ def compile_for_training(networks: Trio, config: Config, device: torch.device, w
     energy, generator, inference = _evaluators(networks)
     pairs, z = _zeros(config, 2 * config.train.batch, device)
     x, z = pairs[: config.train.batch], z[: config.train.batch]
-    return _compile(
-        [energy, generator, inference],
-        [
-            lambda: energy.compile_chain(x),
-            lambda: generator.compile_chain(z),
-            lambda: energy.compile_learning(pairs),
-            lambda: generator.compile_learning(z),
-            lambda: inference.compile_learning(x),
-        ],
-        watch,
-    )
+    parts = [
+        lambda: energy.compile_chain(x),
+        lambda: generator.compile_chain(z),
+        lambda: energy.compile_learning(pairs),
+        lambda: generator.compile_learning(z),
+        lambda: inference.compile_learning(x),
+    ]
+    if config.teaching.second_x_chain:
+        parts.append(lambda: generator.compile_still(z))
+    return _compile([energy, generator, inference], parts, watch)
 
 
-def compile_for_use(networks: Trio, config: Config, count: int, device: torch.device, watch: Watch) -> str | None:
-    """Have compiled what the chains of a trained run need, `count` samples side by side; as above."""
+def compile_for_use(
+    networks: Trio, config: Config, sizes: list[int], z_chain: bool, device: torch.device, watch: Watch
+) -> str | None:
+    """Have compiled what the chains of a trained run need, on x or on z, in batches of these sizes; as above."""
     energy, generator, _ = _evaluators(networks)
-    x, z = _zeros(config, count, device)
-    return _compile([energy, generator], [lambda: energy.compile_chain(x), lambda: generator.compile_chain(z)], watch)
+    parts: list[Callable[[], None]] = []
+    for size in sorted(set(sizes)):
+        x, z = _zeros(config, size, device)
+        parts.append(partial(generator.compile_still, z))
+        parts.append(partial(generator.compile_chain, z) if z_chain else partial(energy.compile_chain, x))
+    return _compile([energy, generator], parts, watch)
 
 
 def _evaluators(networks: Trio) -> list[Evaluator]:

@@ -40,9 +40,11 @@ def describe(device: torch.device) -> str:
 
 
 def make_repeatable(device: torch.device, wanted: bool) -> None:
-    """On CUDA, keep to kernels whose result does not depend on the order of execution."""
+    """On CUDA, keep to kernels whose result does not depend on the order of execution; and to this GPU of several."""
     if device.type != "cuda":
         return
+    if device.index is not None:
+        torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic = wanted
     torch.backends.cudnn.benchmark = not wanted
     if wanted:

@@ -22,6 +22,7 @@ class Graphed:
     def __init__(self, work: Callable[[], object], device: torch.device, *sources: torch.Generator) -> None:
         self._work, self._device, self._sources = work, device, sources
         self._runs = 0
+        self._aside = torch.cuda.Stream(device)  # captured work must not have run on the stream all else waits for
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def anew(self) -> Graphed:
@@ -36,11 +37,10 @@ class Graphed:
             self._graph.replay()
             return
         self._runs += 1
-        aside = torch.cuda.Stream(self._device)  # captured work must not have run on the stream all else waits for
-        aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(aside):
+        self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._aside):
             self._work()
-        torch.cuda.current_stream(self._device).wait_stream(aside)
+        torch.cuda.current_stream(self._device).wait_stream(self._aside)
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         gc.collect()
@@ -50,11 +50,14 @@ class Graphed:
         for source in self._sources:
             graph.register_generator_state(source)
         try:
-            with torch.cuda.graph(graph):
+            # thread_local: threads that stream images may wait for their own copies meanwhile
+            with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
                 self._work()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # and torch's random sources are of no use any more: this cannot go on
+            if isinstance(error.__context__, torch.OutOfMemoryError):  # what the end of the capture hides
+                raise error.__context__ from None
             raise UserError(
                 f"an iteration cannot be captured as a CUDA graph here ({first_line(error)}): add engine.mode=eager."
             ) from None

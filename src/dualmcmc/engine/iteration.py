@@ -52,8 +52,9 @@ class Iteration:
             self._work = Graphed(self._update, self.state.device, self.state.rng)
 
     def go_on_with(self, config: Config) -> None:
-        """Other settings for the same networks, which stay compiled: of chains, losses and learning."""
+        """Other settings for the same networks, which stay compiled: of chains, losses and learning rates."""
         self.config = self.state.config = config
+        self.window = Window()
         if isinstance(self._work, Graphed):
             self._work = self._work.anew()
 

@@ -233,7 +233,7 @@ class _Loop:
             "images": state.images,
             "seconds": round(state.seconds, 3),
             "iterations_per_second": iterations / passed,
-            "lr_energy": float(state.optimizers.energy.param_groups[0]["lr"]),
+            "lr_energy": state.learning_rates["energy"],
         } | record
         self.last = record
         self.journal.record(record)

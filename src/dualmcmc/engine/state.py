@@ -37,13 +37,14 @@ class TrainState:
         self.iteration = 0
         self.images = 0
         self.seconds = 0.0  # of training, over all sittings
+        self.learning_rates: dict[str, float] = {}  # as they were last set
 
     def set_learning_rates(self, epoch: int) -> None:
         """lr * lr_decay^epoch, for each network."""
         for name, optimizer in self.optimizers._asdict().items():
             cfg: Adam = getattr(self.config.optim, name)
+            now = self.learning_rates[name] = cfg.lr * cfg.lr_decay**epoch
             for group in optimizer.param_groups:
-                now = cfg.lr * cfg.lr_decay**epoch
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(now)
                 else:

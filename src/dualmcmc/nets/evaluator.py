@@ -60,13 +60,13 @@ class Evaluator(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """net(x)."""
+        parts = x.split(self.at_once or len(x))
         if self._held is not None:
-            return self._chain(*self._held, x)
+            return _joined([self._chain(*self._held, part) for part in parts])
         weights, buffers = self._weights(), self._statistics()
-        if self.at_once is None or len(x) <= self.at_once:
+        if len(parts) == 1:
             return self._learn(weights, buffers, x)
-        parts = [self._part(weights, buffers, part) for part in x.split(self.at_once)]
-        return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
+        return _joined([self._part(weights, buffers, part) for part in parts])
 
     @contextmanager
     def frozen(self) -> Iterator[Callable[[Tensor], Any]]:
@@ -90,15 +90,27 @@ class Evaluator(nn.Module):
     def compile_learning(self, x: Tensor) -> None:
         """Have compiled what a loss on inputs like `x` needs. Changes nothing."""
         net = self._nets[0]
-        with not_iterating(net):
-            weights, spare = self._weights(), {name: value.clone() for name, value in self._statistics().items()}
-        _slope(self._learn(weights, spare, x[: self.at_once]), list(net.parameters()))
+        for part in self._shapes(x):
+            with not_iterating(net):
+                weights, spare = self._weights(), {name: value.clone() for name, value in self._statistics().items()}
+            _slope(self._learn(weights, spare, part), list(net.parameters()))
 
     def compile_chain(self, x: Tensor) -> None:
         """Have compiled what a chain on inputs like `x` needs. Changes nothing."""
-        x = x[: self.at_once].detach().requires_grad_()
         with self.frozen():
-            _slope(self(x), [x])
+            for part in self._shapes(x):
+                leaf = part.detach().requires_grad_()
+                _slope(self(leaf), [leaf])
+
+    def compile_still(self, x: Tensor) -> None:
+        """Have compiled what a value at inputs like `x` needs, held still and without a gradient. Changes nothing."""
+        with torch.no_grad(), self.frozen():
+            for part in self._shapes(x):
+                self(part)
+
+    def _shapes(self, x: Tensor) -> list[Tensor]:
+        """The parts that `x` is cut into, one of each length."""
+        return list({len(part): part for part in x.split(self.at_once or len(x))}.values())
 
     def _weights(self) -> Tensors:
         """What the bare layers need, from net's parameters: normalised, pooling folded in."""
@@ -132,6 +144,13 @@ class Evaluator(nn.Module):
             yield
         finally:
             self._again = False
+
+
+def _joined(parts: list[Any]) -> Any:
+    """What a network gave for the parts of a batch, as if for the whole: a tensor, or several."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def inpaint(run: Run, images: Store, mask: str, keep: int = 12, watch: Watch = q
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
     hidden, rng = 0.0, run.stream("inpaint")
     errors = dict.fromkeys(STAGES, 0.0)  # squared, of the hidden pixels alone
-    run.expect(len(images), watch)
+    run.expect(len(images), watch, z_chain=True)
     for part, x in batches(run, images, watch, "inpainting"):
         seen = observed(mask, len(x), run.config.data.size, run.seed, int(part[0])).to(run.device)
         hidden += float((~seen).double().mean((1, 2, 3)).sum())

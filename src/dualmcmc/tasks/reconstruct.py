@@ -59,7 +59,7 @@ def reconstruct(
     likeness = (Likeness(), Likeness())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
     rng = run.stream("z-chain")
-    run.expect(len(images), watch)
+    run.expect(len(images), watch, z_chain=True)
     for part, x in batches(run, images, watch, "reconstructing"):
         for kind, length in enumerate((0, steps)):
             y = run.reconstruct(x, length, rng)
@@ -93,7 +93,7 @@ def compare_starts(run: Run, images: Store, watch: Watch = quiet) -> dict[str, d
     after = sorted({own, *FROM_NOISE})
     found = {"inference": Likeness(), f"inference+{own}": Likeness()} | {f"noise+{k}": Likeness() for k in after}
     inferred, from_noise = run.stream("z-chain"), run.stream("from noise")
-    run.expect(len(images), watch)
+    run.expect(len(images), watch, z_chain=True)
     for _, x in batches(run, images, watch, "reconstructing"):
         z = run.infer(x).mean
         found["inference"].add(x, run.generate(z))

@@ -23,7 +23,7 @@ from dualmcmc.errors import UserError
 from dualmcmc.files import digest
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, build
-from dualmcmc.nets.frozen import sampling_mode
+from dualmcmc.nets.frozen import frozen, sampling_mode
 from dualmcmc.progress import Watch, quiet
 
 COMPILE_FROM = 5_000  # images to run chains on: fewer are done before a compiler is
@@ -49,10 +49,11 @@ class Run:
         sha256: str | None = None,
     ) -> None:
         self.config, self.device, self.images, self.seed = config, device, images, seed
+        self._refused = False  # by a compiler
         self.file, self.sha256, self.ema = file, sha256, ema  # of the weights: whence, which, whether averaged
         self.trio = trio.to(device).eval().requires_grad_(False)
-        self.means = choose(config.engine, device)  # how chains are computed, should it pay
-        self._nets = self.trio  # what chains are run with
+        self.means = choose(replace(config.engine, mode="eager"), device)  # how chains are computed for now
+        self._nets = self._evaluators()  # what chains are run with
         self.rng = random_numbers.generator(random_numbers.derive(seed, random_numbers.Stream.USE), device)
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
@@ -73,28 +74,37 @@ class Run:
         `noise`: another source for the chain, so that x_hat does not depend on it.
         """
         self.expect(n)
-        parts = max(1, -(-n // self.config.sampling.batch))
-        for part in range(parts):
-            x_hat = self.generate(self.prior(n // parts + (part < n % parts), rng))
+        for size in self._sizes(n):
+            x_hat = self.generate(self.prior(size, rng))
             yield x_hat, self.revise_x(x_hat, steps, noise or rng)
 
-    def expect(self, n: int, watch: Watch = quiet) -> None:
-        """Chains for n images are to come: for many of them, networks are compiled as `engine` says."""
+    def expect(self, n: int, watch: Watch = quiet, z_chain: bool = False) -> None:
+        """Chains for n images are to come, on x or on z: for many of them, networks are compiled as `engine` says."""
+        wanted = choose(self.config.engine, self.device)
         enough = n >= COMPILE_FROM or self.config.engine.mode == "compiled"
-        if self._nets is not self.trio or not self.means.compiled or not enough:
+        if self.means.compiled or not wanted.compiled or not enough or self._refused:
             return
+        self.means = wanted
+        self._nets = self._evaluators()
         with sampling_mode(self.trio, self.config.sampling.batchnorm):
-            self._nets = evaluators(self.trio, self.config, self.means, self.config.engine.micro_batch)
-            together = min(n, self.config.sampling.batch)
-            refused = compile_for_use(self._nets, self.config, together, self.device, watch)
+            refused = compile_for_use(self._nets, self.config, self._sizes(n), z_chain, self.device, watch)
         if refused:
-            self.means = replace(self.means, compiled=False)
+            self._refused, self.means = True, replace(wanted, compiled=False)
             print(f"not compiled ({refused}): going on eagerly", file=sys.stderr)
 
     @property
     def engine(self) -> str:
-        """How chains were computed, in words."""
-        return self.means.in_words if self._nets is not self.trio else replace(self.means, compiled=False).in_words
+        """How chains are computed, in words."""
+        return self.means.in_words
+
+    def _evaluators(self) -> Trio:
+        with sampling_mode(self.trio, self.config.sampling.batchnorm):
+            return evaluators(self.trio, self.config, self.means, self.config.engine.micro_batch)
+
+    def _sizes(self, n: int) -> list[int]:
+        """How n images are cut into even parts of at most `sampling.batch`."""
+        parts = max(1, -(-n // self.config.sampling.batch))
+        return [n // parts + (part < n % parts) for part in range(parts)]
 
     def stream(self, purpose: str) -> torch.Generator:
         """A source for one purpose, fixed by the seed alone: what else was drawn before has no say in it."""
@@ -112,7 +122,12 @@ class Run:
 
     def generate(self, z: Tensor) -> Tensor:
         """g(z): the generator's images of latents."""
-        return self._in_batches(self._nets.generator, z)
+
+        def forward(z: Tensor) -> Tensor:
+            with frozen(self._nets.generator) as still:
+                return still(z)
+
+        return self._in_batches(forward, z)
 
     def revise_x(
         self,
