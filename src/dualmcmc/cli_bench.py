@@ -50,7 +50,8 @@ def bench_iteration(
 ) -> None:
     """Measure speed: of an iteration, or with a command below of its growth, of data, of evaluation.
 
-    Times an iteration, its chains and its updates beside a plain eager reference and the chip's own limits. The engine's numbers are first checked against the reference's. Images are random bytes, weights are new.
+    Times an iteration, its chains and its updates beside a plain eager reference and the chip's own limits. The
+    engine's numbers are first checked against the reference's. Images are random bytes, weights are new.
 
     \b
     Examples:
