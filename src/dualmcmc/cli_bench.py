@@ -11,9 +11,7 @@ import typer
 from dualmcmc.cli_data import Json, print_json
 from dualmcmc.errors import UserError
 
-bench = typer.Typer(
-    help="Measure speed: of an iteration, or with a command of data and of evaluation.", rich_markup_mode=None
-)
+bench = typer.Typer(rich_markup_mode=None)
 
 Changes = Annotated[
     list[str] | None,

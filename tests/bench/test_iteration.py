@@ -65,6 +65,7 @@ def test_coarse_numbers_have_a_bound_of_their_own():
 
 def test_the_other_benchmarks_are_still_commands(call):
     assert "--second-x-chain" in call("bench", "--help").out
+    assert "first checked against the reference" in " ".join(call("bench", "--help").out.split())
     assert "evaluate" in call("bench", "--help").out
     assert_refused(call("bench", "--preset", "cifar11"), "cifar11")
     assert_refused(call("bench", "--set", "train.batch=0"), "train.batch")
