@@ -25,7 +25,7 @@ from dualmcmc.bench.check import (
 )
 from dualmcmc.config import Config
 from dualmcmc.data.machine import in_words as memory_words
-from dualmcmc.engine.accelerate import choose, set_precision
+from dualmcmc.engine.accelerate import Means, choose, set_precision
 from dualmcmc.engine.device import describe, make_repeatable, pick, use_threads
 from dualmcmc.engine.graph import WARM_UP, Graphed
 from dualmcmc.engine.iteration import Iteration
@@ -103,7 +103,7 @@ def measure(
 
 def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[str, Any]:
     """PyTorch with its defaults (on CUDA, float32 convolutions in tf32): the whole, and each part."""
-    torch.backends.cudnn.allow_tf32 = True
+    set_precision(Means(False, "tf32", device))
     before = _forget_peak(device)
     reference, rng = build_reference(config, device)
     x = random_images(config, device)
