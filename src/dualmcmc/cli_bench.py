@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from dualmcmc import settings
 from dualmcmc.cli_data import Json, print_json
+from dualmcmc.config import Config
 from dualmcmc.errors import UserError
 
 bench = typer.Typer(rich_markup_mode=None)
@@ -21,6 +23,12 @@ Changes = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _config(preset: str, overrides: list[str] | None) -> Config:
+    """Settings of a preset with changes; a call may leave the preset out and begin with a change."""
+    words = [preset, *(overrides or [])]
+    return settings.load_config("digits", words) if "=" in preset else settings.load_config(preset, words[1:])
 
 
 def say(text: str) -> None:
@@ -60,7 +68,6 @@ def bench_iteration(
         if changes or second_x_chain or as_json or (preset, reference, repeats, device) != ("digits", True, 10, "auto"):
             raise UserError(f"options go after the command: dualmcmc bench {context.invoked_subcommand} ...")
         return
-    from dualmcmc import settings
     from dualmcmc.bench.iteration import in_words, measure
     from dualmcmc.progress import show
 
@@ -97,7 +104,6 @@ def bench_data(
     Generates a packed set, reads it from the device's memory, from RAM and from the file, decodes PNG and
     JPEG, trains on the file as it streams, and prints peak memory.
     """
-    from dualmcmc import settings
     from dualmcmc.bench.data import in_words, measure
 
     changes = list(overrides or [])
@@ -121,15 +127,13 @@ def bench_growth(
     as_json: Json = False,
 ) -> None:
     """How the time of an iteration grows with k_x, k_z, the batch and the pixels, and how straight that line is."""
-    from dualmcmc import settings
     from dualmcmc.bench.growth import in_words, measure, save_plot
     from dualmcmc.files import check_target
     from dualmcmc.progress import show
 
     if out is not None:
         check_target(out, ".png")
-    preset, changes = ("digits", [preset, *(overrides or [])]) if "=" in preset else (preset, list(overrides or []))
-    result = measure(settings.load_config(preset, changes), device, repeats, say, show)
+    result = measure(_config(preset, overrides), device, repeats, say, show)
     if out is not None:
         save_plot(result, out)
     if as_json:
@@ -152,12 +156,10 @@ def bench_evaluate(
 
     Networks and Inception have random weights, which cost the same: nothing needs to be trained or fetched.
     """
-    from dualmcmc import settings
     from dualmcmc.bench.evaluate import in_words, measure
     from dualmcmc.progress import show
 
-    preset, changes = ("digits", [preset, *(overrides or [])]) if "=" in preset else (preset, list(overrides or []))
-    result = measure(settings.load_config(preset, changes), samples, device, show)
+    result = measure(_config(preset, overrides), samples, device, show)
     if as_json:
         print_json(result)
     else:

@@ -7,6 +7,11 @@ from dualmcmc.nets import build
 from tests.conftest import tiny
 
 
+def update(ema: MovingAverage, images: int, batch: int) -> None:
+    ema.set_share(images, batch)
+    ema.fold_in()
+
+
 def test_an_old_weight_counts_half_after_the_half_life():
     trio = build(tiny())
     ema = MovingAverage(trio, Ema(half_life=80, rampup=1))
@@ -15,7 +20,7 @@ def test_an_old_weight_counts_half_after_the_half_life():
         for parameter in trio.generator.parameters():
             parameter.add_(1)
     for images in range(8, 81, 8):
-        ema.update(images, 8)
+        update(ema, images, 8)
     for before, average in zip(old, ema.nets["generator"].parameters(), strict=True):
         assert torch.allclose(average, before + 0.5, atol=1e-5)
 
@@ -30,7 +35,7 @@ def test_the_batch_does_not_matter():
         with torch.no_grad():
             live.add_(1)
             for images in range(batch, 201, batch):
-                ema.update(images, batch)
+                update(ema, images, batch)
         averages.append(ema.nets["generator"].layers[0].weight.clone())
         live.data.copy_(saved)
     assert torch.allclose(*averages, atol=1e-5)
@@ -42,7 +47,7 @@ def test_ramp_up_forgets_the_first_weights():
     with torch.no_grad():
         trio.generator.layers[0].weight.add_(1)
     for images in range(10, 2001, 10):
-        ema.update(images, 10)
+        update(ema, images, 10)
     assert torch.allclose(ema.nets["generator"].layers[0].weight, trio.generator.layers[0].weight, atol=1e-4)
 
 
@@ -63,5 +68,5 @@ def test_buffers_follow():
     trio = build(tiny("nets.kind=resnet"))
     ema = MovingAverage(trio, Ema())
     trio.train().generator(torch.randn(8, 4))
-    ema.update(16, 16)
+    update(ema, 16, 16)
     assert torch.equal(ema.nets["generator"].norm.running_mean, trio.generator.norm.running_mean)

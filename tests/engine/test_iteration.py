@@ -80,7 +80,8 @@ def test_the_average_is_of_the_images_seen():
     expected = MovingAverage(iteration.state.trio, iteration.config.ema)
     for number in range(1, 4):
         iteration()
-        expected.update(16 * number, 16)
+        expected.set_share(16 * number, 16)
+        expected.fold_in()
     for mine, other in zip(iteration.state.ema.nets.parameters(), expected.nets.parameters(), strict=True):
         assert torch.allclose(mine, other, atol=1e-7)
 

@@ -12,10 +12,9 @@ import torch
 
 from dualmcmc import __version__, plots
 from dualmcmc.bench import timing
-from dualmcmc.bench.check import build_iteration
+from dualmcmc.bench.check import begin, build_iteration
 from dualmcmc.config import Config, stages
-from dualmcmc.engine.accelerate import choose
-from dualmcmc.engine.device import describe, make_repeatable, pick, use_threads
+from dualmcmc.engine.device import describe
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.errors import UserError
@@ -40,34 +39,30 @@ def measure(
     watch: Watch = quiet,
 ) -> dict[str, Any]:
     """Times of our engine as one thing at a time becomes more or less, and the straight line through them."""
-    place = pick(device)
-    make_repeatable(place, config.train.deterministic)
-    use_threads(config.engine.threads)
-    for note in choose(config.engine, place).notes:
-        say(note)
+    means = begin(config, device, say)
     axes: dict[str, Any] = {}
-    own = _prepared(config, place, say, watch)
+
+    def prepared(config: Config) -> Iteration:
+        iteration = build_iteration(config, means)
+        iteration.prepare(watch, say)
+        return iteration
+
+    own = prepared(config)
     for name in AXES:
         points: list[tuple[int, float]] = []
-        for value, iteration in _variants(name, config, own, lambda c: _prepared(c, place, say, watch)):
-            points.append((value, timing.seconds(iteration, place, repeats, WARM_UP + 2)))
+        for value, iteration in _variants(name, config, own, prepared):
+            points.append((value, timing.seconds(iteration, means.device, repeats, WARM_UP + 2)))
             say(f"{AXES[name]} {value}: {1000 * points[-1][1]:.2f} ms")
         if points:
             axes[name] = {"points": sorted(points)} | _line(points)
     return {
         "preset": config.preset,
         "engine": own.means.in_words,
-        "device": describe(place),
+        "device": describe(means.device),
         "torch": torch.__version__,
         "dualmcmc": __version__,
         "axes": axes,
     }
-
-
-def _prepared(config: Config, device: torch.device, say: Callable[[str], None], watch: Watch) -> Iteration:
-    iteration = build_iteration(config, choose(config.engine, device))
-    iteration.prepare(watch, say)
-    return iteration
 
 
 def _variants(

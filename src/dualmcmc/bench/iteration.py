@@ -17,6 +17,7 @@ import torch
 from dualmcmc import __version__
 from dualmcmc.bench import timing
 from dualmcmc.bench.check import (
+    begin,
     build_iteration,
     build_reference,
     check,
@@ -25,8 +26,8 @@ from dualmcmc.bench.check import (
 )
 from dualmcmc.config import Config
 from dualmcmc.data.machine import in_words as memory_words
-from dualmcmc.engine.accelerate import Means, choose, set_precision
-from dualmcmc.engine.device import describe, make_repeatable, pick, use_threads
+from dualmcmc.engine.accelerate import Means, set_precision
+from dualmcmc.engine.device import describe
 from dualmcmc.engine.graph import WARM_UP, Graphed
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.langevin import revise_x, revise_z
@@ -55,12 +56,8 @@ def measure(
     watch: Watch = quiet,
 ) -> dict[str, Any]:
     """Check, then time: the reference, our engine as `config.engine` says, and the parts of both."""
-    place = pick(device)
-    make_repeatable(place, config.train.deterministic)
-    use_threads(config.engine.threads)
-    means = choose(config.engine, place)
-    for note in means.notes:
-        say(note)
+    means = begin(config, device, say)
+    place = means.device
     result: dict[str, Any] = {
         "preset": config.preset,
         "batch": config.train.batch,

@@ -22,11 +22,6 @@ class MovingAverage:
         )
         self._share = next(trio.parameters()).new_zeros(())
 
-    def update(self, images: int, batch: int) -> None:
-        """Fold in the weights after `images` images, the last `batch` of them new."""
-        self.set_share(images, batch)
-        self.fold_in()
-
     def set_share(self, images: int, batch: int) -> None:
         """How much the weights after `images` images count, the last `batch` of them new."""
         half_life = min(self.cfg.half_life, self.cfg.rampup * images) if self.cfg.rampup < 1 else self.cfg.half_life

@@ -55,7 +55,8 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = self.kernel()
-        if x.dtype != kernel.dtype and x.shape[1] <= IMAGE_CHANNELS and self.stride == (1, 1):
+        keeps_size = self.stride == (1, 1) and self.padding == tuple(side // 2 for side in self.kernel_size)
+        if x.dtype != kernel.dtype and x.shape[1] <= IMAGE_CHANNELS and keeps_size:
             return convolve_image(x, kernel, self.bias)
         return F.conv2d(x.to(kernel.dtype), kernel, self.bias, self.stride, self.padding)
 
@@ -151,7 +152,7 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         count, channels, size, _ = x.shape
-        matrix = self.matrix.to(x.dtype)  # eighths: exact in any type
+        matrix = self.matrix.to(x.dtype)  # quarters: exact in any type
         rows = matrix @ x.permute(0, 2, 3, 1).reshape(count, size, size * channels)
         both = matrix @ rows.reshape(count * 2 * size, size, channels)
         return both.reshape(count, 2 * size, 2 * size, channels).permute(0, 3, 1, 2)
