@@ -28,10 +28,15 @@ def test_stages_and_widths():
         stages(30)
 
 
-def test_bilinear_as_matrix_products_is_the_interpolation():
-    x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
-    ours = Upsample(5).double()(x)
-    assert torch.allclose(ours, F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False), atol=1e-6)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_up_is_the_bilinear_interpolation(size):
+    x = torch.randn(2, 3, size, size + 1, dtype=torch.float64, requires_grad=True)
+    plain = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+    ours = Upsample()(x)
+    assert torch.allclose(ours, plain, rtol=1e-12)
+    push = torch.randn_like(plain)
+    assert torch.allclose(*(torch.autograd.grad(y, x, push)[0] for y in (ours, plain)), rtol=1e-12)
+    assert torch.autograd.gradgradcheck(Upsample(), x)
 
 
 def test_shortcuts_in_the_cheap_order_are_the_same_function():
@@ -39,7 +44,7 @@ def test_shortcuts_in_the_cheap_order_are_the_same_function():
     down = DownBlock(3, 5, down=True)
     h = F.avg_pool2d(F.conv2d(F.relu(down.conv1(F.relu(x))), down.conv2.weight, padding=1), 2)
     assert torch.allclose(down(x), h + F.avg_pool2d(down.shortcut(x), 2), atol=1e-5)
-    up = UpBlock(3, 5, 8)
+    up = UpBlock(3, 5)
     h = up.conv2(F.relu(up.norm2(up.conv1(up.up(F.relu(up.norm1(x)))))))
     assert torch.allclose(up(x), h + up.shortcut(up.up(x)), atol=1e-5)
 
@@ -80,6 +85,23 @@ def test_an_image_loses_nothing_to_coarse_weights(channels, side):
         assert torch.allclose(mine.float(), other.float(), rtol=0.03, atol=0.03 * other.float().abs().max())
 
 
+@pytest.mark.parametrize(("channels", "side"), [(1, 3), (3, 3), (3, 1)])
+def test_an_image_made_with_coarse_weights(channels, side):
+    h = torch.randn(2, 16, 6, 8).bfloat16().requires_grad_()
+    layer = Conv2d(16, channels, side, padding=side // 2).bfloat16()
+    torch.nn.init.normal_(layer.bias)
+    leaves = h, layer.weight, layer.bias
+    plain = F.conv2d(h.float(), layer.weight.float(), layer.bias.float(), padding=side // 2)
+    made = layer(h)
+    assert made.dtype == torch.float32
+    assert torch.allclose(made, plain, rtol=2**-7, atol=2**-7)
+    push = torch.randn_like(plain)
+    for mine, other in zip(
+        torch.autograd.grad(made, leaves, push), torch.autograd.grad(plain, leaves, push), strict=True
+    ):
+        assert torch.allclose(mine.float(), other.float(), rtol=0.03, atol=0.01 * other.float().abs().max())
+
+
 def test_a_step_below_the_resolution_of_bfloat16_is_seen():
     x = torch.tensor([0.9, 0.8985]).reshape(1, 2, 1, 1)
     assert x.bfloat16()[0, 0] == x.bfloat16()[0, 1]  # rounding alone would not tell them apart
@@ -88,6 +110,6 @@ def test_a_step_below_the_resolution_of_bfloat16_is_seen():
 
 
 def test_features_meet_coarse_weights_in_their_type():
-    layer = Conv2d(8, 4, 3, padding=1).bfloat16()
+    layer = Conv2d(8, 6, 3, padding=1).bfloat16()
     x = torch.randn(1, 8, 4, 4)
     assert torch.equal(layer(x), F.conv2d(x.bfloat16(), layer.weight, layer.bias, padding=1))

@@ -6,6 +6,11 @@ Torch's own layers, where a network uses one, keep float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,7 +52,7 @@ def add_spectral_norm(net: nn.Module) -> None:
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution in the type of its weights, whatever the type of its input."""
+    """A convolution in the type of its weights, whatever the type of its input; an image it makes is float32."""
 
     def kernel(self) -> Tensor:
         """The weights it convolves with."""
@@ -58,6 +63,8 @@ class Conv2d(nn.Conv2d):
         keeps_size = self.stride == (1, 1) and self.padding == tuple(side // 2 for side in self.kernel_size)
         if x.dtype != kernel.dtype and x.shape[1] <= IMAGE_CHANNELS and keeps_size:
             return convolve_image(x, kernel, self.bias)
+        if kernel.dtype == torch.bfloat16 and len(kernel) <= IMAGE_CHANNELS and keeps_size:
+            return convolve_to_image(x.to(kernel.dtype), kernel, self.bias)
         return F.conv2d(x.to(kernel.dtype), kernel, self.bias, self.stride, self.padding)
 
 
@@ -100,13 +107,31 @@ def convolve_image(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     rounded = x.detach().to(kernel.dtype)
     both = F.pad(torch.cat([rounded, (x - rounded).to(kernel.dtype)], 1), [side // 2] * 4)
     height, width = x.shape[2:]
-    shifts = [both[:, :, row : row + height, column : column + width] for row in range(side) for column in range(side)]
+    shifts = [both[:, :, row : row + height, column : column + width] for row, column in product(range(side), repeat=2)]
     patches = torch.cat(shifts, 1).permute(0, 2, 3, 1).flatten(0, 2)  # (pixels, shifts x 2 channels)
     table = kernel.repeat(1, 2, 1, 1).permute(2, 3, 1, 0).flatten(0, 2)  # (shifts x 2 channels, outside)
     fill = -len(table) % 8  # up to a number that matrix units take
     made = F.pad(patches, (0, fill)) @ F.pad(table, (0, 0, 0, fill))
     made = made if bias is None else made + bias
     return made.unflatten(0, (len(x), height, width)).permute(0, 3, 1, 2)
+
+
+def convolve_to_image(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution (stride 1, same size) that makes an image, as float32: `convolve_image` the other way round.
+
+    One matrix product gives what each pixel adds to those around it; these are then added up.
+    """
+    channels, _, side, _ = kernel.shape
+    height, width = x.shape[2:]
+    table = kernel.permute(1, 2, 3, 0).flatten(1)  # (inside, shifts x channels)
+    table = F.pad(table, (0, -table.shape[1] % 8))  # up to a number that matrix units take
+    given = (x.permute(0, 2, 3, 1).flatten(0, 2) @ table).unflatten(0, (len(x), height, width))
+    given = F.pad(given, [0, 0] + [side // 2] * 4)
+    made = torch.zeros(channels, device=x.device) if bias is None else bias.float()
+    for shift, (row, column) in enumerate(product(range(side), repeat=2)):
+        there = given[:, row : row + height, column : column + width]
+        made = made + there.narrow(3, shift * channels, channels).float()
+    return made.permute(0, 3, 1, 2)
 
 
 class DownBlock(nn.Module):
@@ -131,31 +156,44 @@ class DownBlock(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Bilinear x2, as two small matrix products: far cheaper to differentiate than the interpolation
-    operator on a GPU, and deterministic there. Channels come last in both, as GPUs like their convolutions."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.register_buffer("matrix", self._matrix(size), persistent=False)
-        self.matrix: Tensor
-
-    @staticmethod
-    def _matrix(size: int) -> Tensor:
-        """(2 size, size): row i holds the weights of output pixel i (half-pixel centres)."""
-        matrix = torch.zeros(2 * size, size)
-        for row in range(2 * size):
-            centre = (row + 0.5) / 2 - 0.5
-            low = int(centre // 1)
-            for column, weight in ((low, low + 1 - centre), (low + 1, centre - low)):
-                matrix[row, min(max(column, 0), size - 1)] += weight
-        return matrix
+    """Bilinear x2. Deterministic on a GPU, where a compiler melts it into its neighbours."""
 
     def forward(self, x: Tensor) -> Tensor:
-        count, channels, size, _ = x.shape
-        matrix = self.matrix.to(x.dtype)  # quarters: exact in any type
-        rows = matrix @ x.permute(0, 2, 3, 1).reshape(count, size, size * channels)
-        both = matrix @ rows.reshape(count * 2 * size, size, channels)
-        return both.reshape(count, 2 * size, 2 * size, channels).permute(0, 3, 1, 2)
+        # Channels last, as GPUs like their convolutions.
+        return _doubled(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _Doubled(torch.autograd.Function):
+    """(B, H, W, C) -> (B, 2H, 2W, C), half-pixel centres: a new pixel is 3/4 of the one it lies in, 1/4 of the next.
+
+    The gradient is stated, as a sum over where each pixel went: torch would scatter it, with atomic additions.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        for axis in (1, 2):
+            size = x.shape[axis]
+            new = torch.arange(2 * size, device=x.device)
+            inside = new // 2
+            beside = (inside + 2 * (new % 2) - 1).clamp(0, size - 1)
+            x = 0.75 * x.index_select(axis, inside) + 0.25 * x.index_select(axis, beside)
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        for axis in (1, 2):
+            size = gradient.shape[axis]
+            first, pick = 2 * torch.arange(size // 2, device=gradient.device), partial(gradient.index_select, axis)
+            beside = pick((first - 1).clamp(min=0)) + pick((first + 2).clamp(max=size - 1))
+            gradient = 0.75 * (pick(first) + pick(first + 1)) + 0.25 * beside
+        return gradient
+
+
+_doubled: Callable[[Tensor], Tensor] = _Doubled.apply
 
 
 class UpBlock(nn.Module):
@@ -165,13 +203,13 @@ class UpBlock(nn.Module):
     costs a quarter.
     """
 
-    def __init__(self, inside: int, outside: int, size: int) -> None:
+    def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.BatchNorm2d(inside), nn.BatchNorm2d(outside)
         self.conv1 = Conv2d(inside, outside, 3, padding=1)
         self.conv2 = Conv2d(outside, outside, 3, padding=1)
         self.shortcut = Conv2d(inside, outside, 1)
-        self.up = Upsample(size)
+        self.up = Upsample()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(self.up(F.relu(self.norm1(x))))

@@ -37,9 +37,7 @@ class ResnetGenerator(nn.Module):
         self.base, _ = stages(size)
         widths = resnet_widths(size, nef)
         self.start = nn.Linear(latent_dim, widths[0] * self.base**2)
-        self.blocks = nn.Sequential(
-            *(UpBlock(inside, outside, self.base << level) for level, (inside, outside) in enumerate(pairwise(widths)))
-        )
+        self.blocks = nn.Sequential(*(UpBlock(inside, outside) for inside, outside in pairwise(widths)))
         self.norm = nn.BatchNorm2d(widths[-1])
         self.out = Conv2d(widths[-1], channels, 3, padding=1)
 
