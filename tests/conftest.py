@@ -110,7 +110,7 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from dualmcmc.engine import accelerate
 
-    def compiler() -> Callable:
+    def compiler(device: torch.device) -> Callable:
         torch._dynamo.config.recompile_limit = 64
         return lambda layers: torch.compile(layers, dynamic=False, fullgraph=True, backend="aot_eager")
 

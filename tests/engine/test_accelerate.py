@@ -92,7 +92,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr(accelerate, "_compiler", lambda: broken)
+    monkeypatch.setattr(accelerate, "_compiler", lambda device: broken)
     config = tiny("engine.mode=compiled")
     networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
     assert accelerate.compile_for_training(networks, config, CPU) == "RuntimeError: no compiler here"
@@ -106,7 +106,7 @@ def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr(accelerate, "_compiler", lambda: full)
+    monkeypatch.setattr(accelerate, "_compiler", lambda device: full)
     config = tiny("engine.mode=compiled")
     networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
     with pytest.raises(torch.OutOfMemoryError):
@@ -116,11 +116,11 @@ def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
 def test_what_is_compiled_is_kept_in_the_cache_folder(monkeypatch, cache):
     monkeypatch.setenv(accelerate.CACHE, "/somewhere")  # so that it is put back
     monkeypatch.setattr(accelerate, "CACHE_IS_OURS", True)  # even where torch has set it meanwhile
-    accelerate._compiler()
+    accelerate._compiler(CPU)
     assert accelerate.os.environ[accelerate.CACHE] == str(cache / "compiled")
     monkeypatch.setenv(accelerate.CACHE, "/elsewhere")
     monkeypatch.setattr(accelerate, "CACHE_IS_OURS", False)
-    accelerate._compiler()
+    accelerate._compiler(CPU)
     assert accelerate.os.environ[accelerate.CACHE] == "/elsewhere"
 
 
@@ -128,7 +128,7 @@ def test_torch_names_no_cache_before_we_ask():
     code = (
         "from dualmcmc.engine import accelerate, loop, state; from dualmcmc import settings; import torch; "
         "state.TrainState(settings.load_config('digits'), torch.device('cpu')); import torch._dynamo; "
-        "accelerate._compiler(); print(accelerate.os.environ[accelerate.CACHE])"
+        "accelerate._compiler(accelerate.torch.device('cpu')); print(accelerate.os.environ[accelerate.CACHE])"
     )
     clean = {name: value for name, value in os.environ.items() if name != accelerate.CACHE}
     words = [sys.executable, "-c", code]

@@ -185,7 +185,7 @@ def test_a_run_that_cannot_be_compiled_goes_on(finished_run, monkeypatch, capsys
 
         return fail
 
-    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda: broken)
+    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda device: broken)
     run = compiled(finished_run)
     assert run.sample(3).shape == (3, 1, 8, 8)
     assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None
         return trio
     bare = build(replace(config, nets=replace(config.nets, spectral_norm=False)))
     dtype = torch.bfloat16 if coarse else torch.float32
-    compiler = _compiler() if means.compiled else None
+    compiler = _compiler(means.device) if means.compiled else None
     nets = {
         name: Evaluator(net, bare.get_submodule(name), dtype, micro_batch, compiler)
         for name, net in trio.named_children()
@@ -102,7 +103,7 @@ def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None
     return Trio(**nets)
 
 
-def _compiler() -> Callable[..., Callable]:
+def _compiler(device: torch.device) -> Callable[..., Callable]:
     """torch.compile as it is used here; what it makes is kept in the cache folder for the next run."""
     if CACHE_IS_OURS:
         os.environ[CACHE] = str(cache_folder() / "compiled")
@@ -110,8 +111,11 @@ def _compiler() -> Callable[..., Callable]:
 
     torch._dynamo.config.recompile_limit = 64  # all networks share the few lines that call their layers
 
+    # The layers are laid out for a GPU as they are: a guess at better orders of the channels adds copies.
+    options: dict[str, Any] | None = {"layout_optimization": False} if device.type == "cuda" else None
+
     def compiler(layers: Callable) -> Callable:
-        return torch.compile(layers, dynamic=False, fullgraph=True)
+        return torch.compile(layers, dynamic=False, fullgraph=True, options=options)
 
     return compiler
 
