@@ -15,6 +15,7 @@ from dualmcmc.nets.blocks import (
     Upsample,
     convolve_image,
     resnet_widths,
+    taken_by,
 )
 
 
@@ -107,6 +108,15 @@ def test_a_step_below_the_resolution_of_bfloat16_is_seen():
     assert x.bfloat16()[0, 0] == x.bfloat16()[0, 1]  # rounding alone would not tell them apart
     kernel = torch.tensor([1.0, -1.0], dtype=torch.bfloat16).reshape(1, 2, 1, 1)
     assert convolve_image(x, kernel, None).item() == pytest.approx(0.0015, rel=0.01)
+
+
+def test_features_come_in_the_order_of_the_weights():
+    x, weight = torch.randn(2, 8, 4, 4), torch.randn(6, 8, 3, 3)
+    assert taken_by(weight, x) is x
+    assert taken_by(torch.zeros(6, 8, 1, 1), x) is x  # both orders at once
+    turned = taken_by(weight.contiguous(memory_format=torch.channels_last), x)
+    assert turned.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(turned, x)
 
 
 def test_features_meet_coarse_weights_in_their_type():

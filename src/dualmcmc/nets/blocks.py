@@ -51,6 +51,12 @@ def add_spectral_norm(net: nn.Module) -> None:
             spectral_norm(module)
 
 
+def taken_by(kernel: Tensor, x: Tensor) -> Tensor:
+    """`x` in the type of the weights, and with its channels last where theirs are: else the kernels copy it first."""
+    last = kernel.is_contiguous(memory_format=torch.channels_last) and not kernel.is_contiguous()
+    return x.to(kernel.dtype, memory_format=torch.channels_last if last else torch.preserve_format)
+
+
 class Conv2d(nn.Conv2d):
     """A convolution in the type of its weights, whatever the type of its input; an image it makes is float32."""
 
@@ -65,7 +71,7 @@ class Conv2d(nn.Conv2d):
             return convolve_image(x, kernel, self.bias)
         if kernel.dtype == torch.bfloat16 and len(kernel) <= IMAGE_CHANNELS and keeps_size:
             return convolve_to_image(x.to(kernel.dtype), kernel, self.bias)
-        return F.conv2d(x.to(kernel.dtype), kernel, self.bias, self.stride, self.padding)
+        return F.conv2d(taken_by(kernel, x), kernel, self.bias, self.stride, self.padding)
 
 
 class PooledConv2d(Conv2d):
@@ -86,7 +92,7 @@ class ConvTranspose2d(nn.ConvTranspose2d):
     """A transposed convolution in the type of its weights, whatever the type of its input."""
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        return super().forward(x.to(self.weight.dtype), output_size)
+        return super().forward(taken_by(self.weight, x), output_size)
 
 
 class FromLatents(nn.ConvTranspose2d):
