@@ -8,6 +8,7 @@ from dualmcmc.config import stages
 from dualmcmc.errors import UserError
 from dualmcmc.nets.blocks import (
     Conv2d,
+    ConvTranspose2d,
     DownBlock,
     FromLatents,
     PooledConv2d,
@@ -86,13 +87,14 @@ def test_an_image_loses_nothing_to_coarse_weights(channels, side):
         assert torch.allclose(mine.float(), other.float(), rtol=0.03, atol=0.03 * other.float().abs().max())
 
 
-@pytest.mark.parametrize(("channels", "side"), [(1, 3), (3, 3), (3, 1)])
-def test_an_image_made_with_coarse_weights(channels, side):
-    h = torch.randn(2, 16, 6, 8).bfloat16().requires_grad_()
-    layer = Conv2d(16, channels, side, padding=side // 2).bfloat16()
-    torch.nn.init.normal_(layer.bias)
-    leaves = h, layer.weight, layer.bias
-    plain = F.conv2d(h.float(), layer.weight.float(), layer.bias.float(), padding=side // 2)
+@pytest.mark.parametrize("features", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "side", "bias"), [(1, 3, True), (3, 3, True), (3, 1, False), (4, 5, False)])
+def test_an_image_made_with_coarse_weights(channels, side, bias, features):
+    h = torch.randn(2, 16, 6, 8).bfloat16().to(features).requires_grad_()
+    layer = Conv2d(16, channels, side, padding=side // 2, bias=bias).bfloat16()
+    leaves = h, *layer.parameters()
+    offset = layer.bias.float() if bias else None
+    plain = F.conv2d(h.float(), layer.weight.float(), offset, padding=side // 2)
     made = layer(h)
     assert made.dtype == torch.float32
     assert torch.allclose(made, plain, rtol=2**-7, atol=2**-7)
@@ -101,6 +103,23 @@ def test_an_image_made_with_coarse_weights(channels, side):
         torch.autograd.grad(made, leaves, push), torch.autograd.grad(plain, leaves, push), strict=True
     ):
         assert torch.allclose(mine.float(), other.float(), rtol=0.03, atol=0.01 * other.float().abs().max())
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "side", "padding", "dtype"),
+    [
+        (8, 3, 3, 1, torch.float32),  # finer weights: nothing is special
+        (3, 8, 3, 1, torch.float32),
+        (8, 5, 3, 1, torch.bfloat16),  # no image
+        (8, 3, 3, 0, torch.bfloat16),  # another size
+        (8, 3, 2, 1, torch.bfloat16),
+        (8, 3, (3, 5), (1, 1), torch.bfloat16),
+    ],
+)
+def test_other_convolutions_are_torchs_own(inside, outside, side, padding, dtype):
+    layer = Conv2d(inside, outside, side, padding=padding).to(dtype)
+    x = torch.randn(2, inside, 6, 6)
+    assert torch.equal(layer(x), F.conv2d(x.to(dtype), layer.weight, layer.bias, padding=padding))
 
 
 def test_a_step_below_the_resolution_of_bfloat16_is_seen():
@@ -117,6 +136,24 @@ def test_features_come_in_the_order_of_the_weights():
     turned = taken_by(weight.contiguous(memory_format=torch.channels_last), x)
     assert turned.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(turned, x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "operator"),
+    [
+        (Conv2d(8, 6, 3, padding=1), "conv2d"),
+        (PooledConv2d(8, 6), "conv2d"),
+        (ConvTranspose2d(8, 6, 4, stride=2, padding=1), "conv_transpose2d"),
+    ],
+)
+def test_layers_hand_features_over_in_that_order(layer, operator, monkeypatch):
+    seen, plain = [], getattr(F, operator)
+    layer = copy.deepcopy(layer)
+    layer.weight.data = (layer.kernel() if isinstance(layer, Conv2d) else layer.weight).detach()
+    layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+    monkeypatch.setattr(F, operator, lambda x, *rest: seen.append(x) or plain(x, *rest))
+    layer(torch.randn(2, 8, 4, 4))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_features_meet_coarse_weights_in_their_type():

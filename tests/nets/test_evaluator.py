@@ -12,7 +12,7 @@ from dualmcmc.nets.evaluator import Evaluator, uncompiled
 from dualmcmc.nets.frozen import frozen, sampling_mode
 from tests.conftest import TINY
 
-SMALL = ["nets.energy_width=4", "nets.generator_width=4", "nets.inference_width=4"]
+SMALL = ["nets.energy_width=8", "nets.generator_width=8", "nets.inference_width=8"]  # more than an image has
 KINDS = {"simple": ("digits", TINY), "resnet": ("cifar10-resnet", [*SMALL, "teaching.latent_dim=4"])}
 NAMES = ("energy", "generator", "inference")
 

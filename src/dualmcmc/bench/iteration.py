@@ -27,7 +27,7 @@ from dualmcmc.bench.check import (
 from dualmcmc.config import Config
 from dualmcmc.data.machine import in_words as memory_words
 from dualmcmc.engine.accelerate import Means, set_precision
-from dualmcmc.engine.device import describe
+from dualmcmc.engine.device import describe, make_repeatable
 from dualmcmc.engine.graph import WARM_UP, Graphed
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.langevin import revise_x, revise_z
@@ -90,6 +90,7 @@ def measure(
         say("timing the reference")
         result["reference"] = _time_reference(config, place, max(2, repeats // 3))
     set_precision(ours.means)
+    make_repeatable(place, config.train.deterministic)
     say("timing our engine")
     result["ours"] = _time_ours(ours, repeats) | {"seconds_to_compile": compiling}
     result["ceilings"] = timing.ceilings(place, ours.means.precision)
@@ -99,8 +100,9 @@ def measure(
 
 
 def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[str, Any]:
-    """PyTorch with its defaults (on CUDA, float32 convolutions in tf32): the whole, and each part."""
+    """PyTorch with its defaults (on CUDA, float32 convolutions in tf32, any kernels): the whole, and each part."""
     set_precision(Means(False, "tf32", device))
+    torch.backends.cudnn.deterministic = torch.backends.cudnn.benchmark = False
     before = _forget_peak(device)
     reference, rng = build_reference(config, device)
     x = random_images(config, device)

@@ -20,8 +20,8 @@ class SideBySide:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._others = [torch.cuda.Stream(device) for _ in range(MOST - 1)]
-        # A network may be evaluated on one stream and again on another. Autograd then waits as it must; since torch
-        # 2.10 it also warns that this may not be meant.
+        # A network may be evaluated on one stream and again on another. Autograd then waits as it must; recent torch
+        # also warns that this may not be meant, and can only be told for the whole process that it is.
         meant = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
         if meant is not None:
             meant(False)

@@ -18,7 +18,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from dualmcmc.config import stages
 
-IMAGE_CHANNELS = 4  # an input of no more is an image, not features
+IMAGE_CHANNELS = 4  # a map of no more is an image, not features
 
 
 def resnet_widths(size: int, nef: int) -> list[int]:
@@ -58,7 +58,10 @@ def taken_by(kernel: Tensor, x: Tensor) -> Tensor:
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution in the type of its weights, whatever the type of its input; an image it makes is float32."""
+    """A convolution in the type of its weights, whatever the type of its input.
+
+    Where that is bfloat16, images are better: they go in as float32 and come out of features as float32.
+    """
 
     def kernel(self) -> Tensor:
         """The weights it convolves with."""
@@ -66,12 +69,17 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = self.kernel()
-        keeps_size = self.stride == (1, 1) and self.padding == tuple(side // 2 for side in self.kernel_size)
-        if x.dtype != kernel.dtype and x.shape[1] <= IMAGE_CHANNELS and keeps_size:
-            return convolve_image(x, kernel, self.bias)
-        if kernel.dtype == torch.bfloat16 and len(kernel) <= IMAGE_CHANNELS and keeps_size:
-            return convolve_to_image(x.to(kernel.dtype), kernel, self.bias)
+        if self._keeps_size and kernel.dtype == torch.bfloat16:
+            if x.dtype != kernel.dtype and x.shape[1] <= IMAGE_CHANNELS:
+                return convolve_image(x, kernel, self.bias)
+            if len(kernel) <= IMAGE_CHANNELS:
+                return convolve_to_image(x.to(kernel.dtype), kernel, self.bias)
         return F.conv2d(taken_by(kernel, x), kernel, self.bias, self.stride, self.padding)
+
+    @property
+    def _keeps_size(self) -> bool:
+        side, width = self.kernel_size
+        return side == width and side % 2 == 1 and self.stride == (1, 1) and self.padding == (side // 2, side // 2)
 
 
 class PooledConv2d(Conv2d):
@@ -173,6 +181,7 @@ class _Doubled(torch.autograd.Function):
     """(B, H, W, C) -> (B, 2H, 2W, C), half-pixel centres: a new pixel is 3/4 of the one it lies in, 1/4 of the next.
 
     The gradient is stated, as a sum over where each pixel went: torch would scatter it, with atomic additions.
+    There are no rules for `torch.func.jvp` and `vmap`.
     """
 
     @staticmethod
