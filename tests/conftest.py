@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dualmcmc import cli, settings
 from dualmcmc.config import Config
 from dualmcmc.engine.loop import train
 from dualmcmc.engine.progress import Reporter
+from dualmcmc.nets import Trio
 
 TINY = [
     "nets.energy_width=4",
@@ -125,3 +127,18 @@ def restored_precision() -> Iterator[None]:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     yield
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def nothing_plain(nets: Trio) -> Iterator[None]:
+    """While active, layers that were not compiled refuse to run."""
+
+    def refuse(*given: object) -> None:
+        pytest.fail("not compiled ahead")
+
+    before = [(net, net._plain) for net in nets.children()]
+    for net, _ in before:
+        net._plain = (refuse, refuse)
+    yield
+    for net, plain in before:
+        net._plain = plain

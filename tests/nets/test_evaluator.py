@@ -8,7 +8,7 @@ from torch import nn
 from dualmcmc import settings
 from dualmcmc.config import Config
 from dualmcmc.nets import Trio, build
-from dualmcmc.nets.evaluator import Evaluator, uncompiled
+from dualmcmc.nets.evaluator import Evaluator, Purpose, uncompiled
 from dualmcmc.nets.frozen import frozen, sampling_mode
 from tests.conftest import TINY
 
@@ -34,6 +34,11 @@ def inputs(config: Config, name: str, count: int = 6) -> torch.Tensor:
 
 def flat(given) -> torch.Tensor:
     return given.flatten() if isinstance(given, torch.Tensor) else torch.cat([part.flatten() for part in given])
+
+
+def counting(calls: list[int]):
+    """A compiler that notes how many samples its layers are called with."""
+    return lambda layers: lambda *given: (calls.append(len(given[2])), layers(*given))[1]
 
 
 def learn(net: nn.Module, owner: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -98,31 +103,52 @@ def test_in_parts_it_gives_the_same(name, at_once):
     assert same(ours[1], plain[1])
 
 
-def test_in_parts_few_activations_are_kept(monkeypatch):
+def test_in_parts_few_activations_are_kept():
     """Between the two passes nothing of a part's inside is alive: each part is evaluated again for its gradient."""
     config = config_of("simple")
-    trio, calls = build(config).train(), []
-    fast = evaluator(trio, config, "energy", at_once=2)
-    inner = fast._learn
-    monkeypatch.setattr(fast, "_learn", lambda *given: (calls.append(len(given[2])), inner(*given))[1])
+    calls: list[int] = []
+    fast = evaluator(build(config).train(), config, "energy", at_once=2, compiler=counting(calls))
+    fast.compile_ahead(Purpose.LEARNING, inputs(config, "energy"))
+    calls.clear()
     out = fast(inputs(config, "energy"))
     assert calls == [2, 2, 2]
     out.sum().backward()
     assert calls == [2] * 6
 
 
-def test_held_still_it_takes_parts_too(monkeypatch):
+def test_only_what_was_asked_for_ahead_is_compiled():
     config = config_of("resnet")
-    trio, calls = build(config).train(), []
-    fast = evaluator(trio, config, "generator", at_once=4)
-    inner = fast._chain
-    monkeypatch.setattr(fast, "_chain", lambda *given: (calls.append(len(given[2])), inner(*given))[1])
-    with torch.no_grad(), frozen(fast) as still:
-        assert still(inputs(config, "generator")).shape[0] == 6
-    assert calls == [4, 2]
-    fast.compile_chain(inputs(config, "generator", 12))
-    fast.compile_still(inputs(config, "generator", 9))
-    assert calls == [4, 2, 4, 4, 1]  # one of each length
+    calls: list[int] = []
+    fast = evaluator(build(config).train(), config, "generator", at_once=4, compiler=counting(calls))
+    z = inputs(config, "generator", 9).requires_grad_()
+
+    def use(count: int) -> list[int]:
+        calls.clear()
+        with frozen(fast) as still:
+            assert len(still(z[:count])) == count
+            with torch.no_grad():
+                assert len(still(z[:count])) == count
+        fast(z[:count])
+        return list(calls)
+
+    assert use(9) == []
+    fast.compile_ahead(Purpose.CHAIN, z)
+    assert calls == [4, 1]  # one of each length
+    assert use(9) == [4, 4, 1]
+    assert use(2) == []
+    assert use(6) == [4]
+    fast.compile_ahead(Purpose.STILL, z)
+    assert use(9) == [4, 4, 1] * 2
+    fast.compile_ahead(Purpose.LEARNING, z)
+    assert use(9) == [4, 4, 1] * 3
+    calls.clear()
+    fast.compile_ahead(Purpose.CHAIN, z)
+    fast.compile_ahead(Purpose.STILL, z)
+    fast.compile_ahead(Purpose.LEARNING, z)
+    assert calls == []  # once is enough
+    with torch.no_grad():
+        fast(z)
+    assert calls == []
 
 
 def test_statistics_count_every_part_once():
@@ -184,8 +210,8 @@ def test_compiling_ahead_changes_nothing(kind):
     source = torch.random.get_rng_state()
     for name in NAMES:
         fast = evaluator(trio, config, name)
-        fast.compile_learning(inputs(config, name) * 0)
-        fast.compile_chain(inputs(config, name) * 0)
+        fast.compile_ahead(Purpose.LEARNING, inputs(config, name) * 0)
+        fast.compile_ahead(Purpose.CHAIN, inputs(config, name) * 0)
     assert all(torch.equal(trio.state_dict()[key], value) for key, value in before.items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in trio.parameters())
     assert not torch.equal(source, torch.random.get_rng_state())  # the inputs drew from it; nothing else does
@@ -194,22 +220,22 @@ def test_compiling_ahead_changes_nothing(kind):
 
 def test_compiled_layers_can_be_left_for_a_while_and_for_good():
     config = config_of("simple")
-    trio, calls = build(config).train(), []
-
-    def compiler(layers):
-        return lambda *given: (calls.append(1), layers(*given))[1]
-
-    fast = evaluator(trio, config, "energy", compiler=compiler)
+    calls: list[int] = []
+    fast = evaluator(build(config).train(), config, "energy", compiler=counting(calls))
     holder, x = nn.ModuleList([fast]), inputs(config, "energy")
-    fast(x)
-    assert len(calls) == 1
-    with uncompiled(holder), frozen(fast) as still:
+    fast.compile_ahead(Purpose.LEARNING, x)
+    fast.compile_ahead(Purpose.CHAIN, x)
+
+    def use() -> int:
+        calls.clear()
         fast(x)
-        still(x)
-    assert len(calls) == 1
-    with frozen(fast) as still:
-        still(x)
-    assert len(calls) == 2
+        with frozen(fast) as still:
+            still(x.clone().requires_grad_())
+        return len(calls)
+
+    assert use() == 2
+    with uncompiled(holder):
+        assert use() == 0
+    assert use() == 2
     fast.give_up_compiling()
-    fast(x)
-    assert len(calls) == 2
+    assert use() == 0

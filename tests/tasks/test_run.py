@@ -1,4 +1,5 @@
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from dualmcmc.errors import UserError
 from dualmcmc.langevin import Trace, revise_x
 from dualmcmc.nets import build
 from dualmcmc.tasks.run import Run
-from tests.conftest import tiny
+from tests.conftest import nothing_plain, tiny
 
 
 @pytest.fixture
@@ -142,6 +143,10 @@ def test_what_is_no_run(tmp_path, finished_run):
         dualmcmc.load(tmp_path)
 
 
+def broken(*given):
+    raise RuntimeError("no compiler")
+
+
 def compiled(folder, *changes):
     return dualmcmc.load(folder, device="cpu", overrides=["engine.mode=compiled", *changes])
 
@@ -179,13 +184,7 @@ def test_batches_of_a_compiled_run_do_not_show(finished_run, quick_compiler):
 
 
 def test_a_run_that_cannot_be_compiled_goes_on(finished_run, monkeypatch, capsys):
-    def broken(layers):
-        def fail(*given):
-            raise RuntimeError("no compiler")
-
-        return fail
-
-    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda device: broken)
+    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda device: lambda layers: broken)
     run = compiled(finished_run)
     assert run.sample(3).shape == (3, 1, 8, 8)
     assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"
@@ -216,8 +215,39 @@ def test_a_run_says_the_precision_it_has(finished_run):
 
 @pytest.mark.parametrize(("n", "batch"), [(40, 20), (41, 20), (7, 20)])
 def test_what_is_to_come_is_compiled_ahead(finished_run, quick_compiler, n, batch):
-    run = compiled(finished_run, f"sampling.batch={batch}")
-    run.expect(n)
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    run.sample(n)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    run, shown = compiled(finished_run, f"sampling.batch={batch}"), []
+
+    @contextmanager
+    def watch(text, total, unit):
+        shown.append((text, total))
+        yield lambda count: None
+
+    def graphs():
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    run.expect(n, watch)
+    before = graphs()
+    with nothing_plain(run._nets):
+        x = run.sample(n)
+    assert graphs() == before
+    run.expect(n, watch)
+    sizes = 2 if n == 41 else 1
+    assert shown == [("compiling", 2 * sizes)]
+    run.expect(n, watch, z_chain=True)
+    assert shown[1:] == [("compiling", sizes)]  # the generator's own images were ready
+    before = graphs()
+    with nothing_plain(run._nets):
+        run.reconstruct(x)
+    run.generate(run.prior(5))  # another number: nobody said so
+    assert graphs() == before
+
+
+def test_a_compiler_that_fails_later(finished_run, quick_compiler, monkeypatch, capsys):
+    run = compiled(finished_run)
+    run.expect(6)
+    monkeypatch.setattr(run._nets.generator, "_chain", broken)
+    run.expect(6, z_chain=True)
+    assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"
+    assert run.engine == "eager, float32"
+    run.reconstruct(run.sample(6))
+    assert capsys.readouterr().err == ""

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +14,14 @@ import torch
 from dualmcmc.config import Config, Engine
 from dualmcmc.data.cache import cache_folder
 from dualmcmc.nets import Trio, build
-from dualmcmc.nets.evaluator import Evaluator
+from dualmcmc.nets.evaluator import Evaluator, Purpose
 from dualmcmc.progress import Watch, quiet
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 CACHE_IS_OURS = CACHE not in os.environ  # asked here, first: torch sets it too, as soon as its compiler is imported
 BFLOAT16_FROM = (8, 0)  # compute capability
 TRITON_FROM = (7, 0)
+Part = tuple[Evaluator, Purpose, torch.Tensor]  # to be compiled: a network, what for, inputs of the shape
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,14 @@ def compile_for_training(networks: Trio, config: Config, device: torch.device, w
     pairs, z = _zeros(config, 2 * config.train.batch, device)
     x, z = pairs[: config.train.batch], z[: config.train.batch]
     parts = [
-        lambda: energy.compile_chain(x),
-        lambda: generator.compile_chain(z),
-        lambda: energy.compile_learning(pairs),
-        lambda: generator.compile_learning(z),
-        lambda: inference.compile_learning(x),
+        (energy, Purpose.CHAIN, x),
+        (generator, Purpose.CHAIN, z),
+        (energy, Purpose.LEARNING, pairs),
+        (generator, Purpose.LEARNING, z),
+        (inference, Purpose.LEARNING, x),
     ]
     if config.teaching.second_x_chain:
-        parts.append(lambda: generator.compile_still(z))
+        parts.append((generator, Purpose.STILL, z))
     return _compile([energy, generator, inference], parts, watch)
 
 
@@ -142,11 +142,11 @@ def compile_for_use(
 ) -> str | None:
     """Have compiled what the chains of a trained run need, on x or on z, in batches of these sizes; as above."""
     energy, generator, _ = _evaluators(networks)
-    parts: list[Callable[[], None]] = []
+    parts: list[Part] = []
     for size in sorted(set(sizes)):
         x, z = _zeros(config, size, device)
-        parts.append(partial(generator.compile_still, z))
-        parts.append(partial(generator.compile_chain, z) if z_chain else partial(energy.compile_chain, x))
+        parts.append((generator, Purpose.STILL, z))
+        parts.append((generator, Purpose.CHAIN, z) if z_chain else (energy, Purpose.CHAIN, x))
     return _compile([energy, generator], parts, watch)
 
 
@@ -162,12 +162,15 @@ def _zeros(config: Config, count: int, device: torch.device) -> tuple[torch.Tens
     return images, torch.zeros(count, config.teaching.latent_dim, device=device)
 
 
-def _compile(networks: list[Evaluator], parts: list[Callable[[], None]], watch: Watch) -> str | None:
+def _compile(networks: list[Evaluator], parts: list[Part], watch: Watch) -> str | None:
+    lacking = [part for part in parts if not part[0].is_ready(*part[1:])]
+    if not lacking:
+        return None
     try:
-        with watch("compiling", len(parts), "parts") as advance, warnings.catch_warnings():
+        with watch("compiling", len(lacking), "parts") as advance, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for part in parts:
-                part()
+            for network, purpose, inputs in lacking:
+                network.compile_ahead(purpose, inputs)
                 advance(1)
     except torch.OutOfMemoryError:
         raise

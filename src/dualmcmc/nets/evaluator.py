@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -27,6 +28,14 @@ Layers = Callable[[Tensors, Tensors, Tensor], Any]  # (weights, buffers, x) -> w
 Compiler = Callable[[Layers], Layers]
 
 
+class Purpose(Enum):
+    """What a network is evaluated for: each is compiled on its own."""
+
+    LEARNING = auto()  # a loss, with gradients of the weights
+    CHAIN = auto()  # held still, with gradients of the input
+    STILL = auto()  # held still, a value alone
+
+
 class Evaluator(nn.Module):
     """Runs `net` with the weights it has at the time; gradients reach net's own parameters.
 
@@ -34,6 +43,8 @@ class Evaluator(nn.Module):
     `dtype`: what convolutions compute in. Parameters, and all that comes in and goes out, stay as they are.
     `at_once`: samples evaluated together, None for all. Activations are then kept of one part only: a chain
     takes its parts one after the other, a loss evaluates them again for its gradient.
+    `compiler`: for what is asked for ahead (`compile_ahead`). All else runs as it is: a compiler takes long, and is not
+    to begin in the middle of other work.
     """
 
     def __init__(
@@ -57,15 +68,17 @@ class Evaluator(nn.Module):
         self._learn, self._chain = self._plain if compiler is None else map(compiler, self._plain)
         self._held: tuple[Tensors, Tensors] | None = None
         self._again = False
+        self._ready: set[tuple[Purpose, int]] = set()  # compiled: for what, and how many samples at once
 
     def forward(self, x: Tensor) -> Any:
         """net(x)."""
+        x = x.contiguous()  # one layout of inputs: one compilation
         parts = x.split(self.at_once or len(x))
         if self._held is not None:
-            return _joined([self._chain(*self._held, part) for part in parts])
+            return _joined([self._still_layers(part)(*self._held, part) for part in parts])
         weights, buffers = self._weights(), self._statistics()
         if len(parts) == 1:
-            return self._learn(weights, buffers, x)
+            return self._learning_layers(x)(weights, buffers, x)
         return _joined([self._part(weights, buffers, part) for part in parts])
 
     @contextmanager
@@ -87,30 +100,39 @@ class Evaluator(nn.Module):
         """From now on, run the layers as they are."""
         self._learn, self._chain = self._plain
 
-    def compile_learning(self, x: Tensor) -> None:
-        """Have compiled what a loss on inputs like `x` needs. Changes nothing."""
+    def compile_ahead(self, purpose: Purpose, x: Tensor) -> None:
+        """Have compiled what inputs like `x` need for this purpose. Changes nothing."""
+        for part in x.split(self.at_once or len(x)):
+            if (purpose, len(part)) not in self._ready:
+                self._ready.add((purpose, len(part)))
+                self._try_out(purpose, part)
+
+    def is_ready(self, purpose: Purpose, x: Tensor) -> bool:
+        """Whether inputs like `x` find everything compiled."""
+        return all((purpose, len(part)) in self._ready for part in x.split(self.at_once or len(x)))
+
+    def _try_out(self, purpose: Purpose, x: Tensor) -> None:
         net = self._nets[0]
-        for part in self._shapes(x):
+        if purpose is Purpose.LEARNING:
             with not_iterating(net):
                 weights, spare = self._weights(), {name: value.clone() for name, value in self._statistics().items()}
-            _slope(self._learn(weights, spare, part), list(net.parameters()))
-
-    def compile_chain(self, x: Tensor) -> None:
-        """Have compiled what a chain on inputs like `x` needs. Changes nothing."""
+            _slope(self._learn(weights, spare, x), list(net.parameters()))
+            return
         with self.frozen():
-            for part in self._shapes(x):
-                leaf = part.detach().requires_grad_()
+            if purpose is Purpose.CHAIN:
+                leaf = x.detach().requires_grad_()
                 _slope(self(leaf), [leaf])
+            else:
+                with torch.no_grad():
+                    self(x)
 
-    def compile_still(self, x: Tensor) -> None:
-        """Have compiled what a value at inputs like `x` needs, held still and without a gradient. Changes nothing."""
-        with torch.no_grad(), self.frozen():
-            for part in self._shapes(x):
-                self(part)
+    def _learning_layers(self, x: Tensor) -> Layers:
+        ready = torch.is_grad_enabled() and (Purpose.LEARNING, len(x)) in self._ready
+        return self._learn if ready else self._plain[0]
 
-    def _shapes(self, x: Tensor) -> list[Tensor]:
-        """The parts that `x` is cut into, one of each length."""
-        return list({len(part): part for part in x.split(self.at_once or len(x))}.values())
+    def _still_layers(self, x: Tensor) -> Layers:
+        purpose = Purpose.CHAIN if torch.is_grad_enabled() and x.requires_grad else Purpose.STILL
+        return self._chain if (purpose, len(x)) in self._ready else self._plain[1]
 
     def _weights(self) -> Tensors:
         """What the bare layers need, from net's parameters: normalised, pooling folded in."""
@@ -126,12 +148,13 @@ class Evaluator(nn.Module):
 
     def _part(self, weights: Tensors, buffers: Tensors, x: Tensor) -> Any:
         """A part of a batch, of which no activations are kept: its gradient evaluates it again."""
+        layers = self._learning_layers(x)
         if not torch.is_grad_enabled():
-            return self._learn(weights, buffers, x)
+            return layers(weights, buffers, x)
 
         def evaluate(x: Tensor) -> Any:
             spare = {name: value.clone() for name, value in buffers.items()} if self._again else buffers
-            return self._learn(weights, spare, x)
+            return layers(weights, spare, x)
 
         contexts = nullcontext(), self._repeating()
         return checkpoint(evaluate, x, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: contexts)

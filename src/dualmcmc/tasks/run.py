@@ -82,10 +82,11 @@ class Run:
         """Chains for n images are to come, on x or on z: for many of them, networks are compiled as `engine` says."""
         wanted = choose(self.config.engine, self.device)
         enough = n >= COMPILE_FROM or self.config.engine.mode == "compiled"
-        if self.means.compiled or not wanted.compiled or not enough or self._refused:
+        if not wanted.compiled or not enough or self._refused:
             return
-        self.means = wanted
-        self._nets = self._evaluators()
+        if not self.means.compiled:
+            self.means = wanted
+            self._nets = self._evaluators()
         with sampling_mode(self.trio, self.config.sampling.batchnorm):
             refused = compile_for_use(self._nets, self.config, self._sizes(n), z_chain, self.device, watch)
         if refused:
