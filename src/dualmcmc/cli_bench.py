@@ -159,7 +159,7 @@ def bench_evaluate(
     from dualmcmc.bench.evaluate import in_words, measure
     from dualmcmc.progress import show
 
-    result = measure(_config(preset, overrides), samples, device, show)
+    result = measure(_config(preset, overrides), samples, device, say, show)
     if as_json:
         print_json(result)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +15,7 @@ from torch import Tensor
 from dualmcmc.config import Chain, Config
 from dualmcmc.data.feed import Feed
 from dualmcmc.data.store import Memory
-from dualmcmc.engine.accelerate import Means, choose
-from dualmcmc.engine.device import make_repeatable, pick, use_threads
+from dualmcmc.engine.accelerate import Means
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.state import TrainState
@@ -30,17 +28,6 @@ COARSE_BOUND = 0.05  # the same in tf32 and bfloat16
 SHORTER = 0.01  # size of the chains' steps in the check, of their own
 GRADIENT_SLACK = 4  # norms of gradients may differ by so many times the bound
 Numbers = dict[str, float]
-
-
-def begin(config: Config, device: str, say: Callable[[str], None]) -> Means:
-    """Set the machine up as training would; says what cannot be had of what `config.engine` asks for."""
-    place = pick(device)
-    make_repeatable(place, config.train.deterministic)
-    use_threads(config.engine.threads)
-    means = choose(config.engine, place)
-    for note in means.notes:
-        say(note)
-    return means
 
 
 def reference_module() -> ModuleType:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from dualmcmc import __version__, rng
+from dualmcmc.bench import timing
 from dualmcmc.config import Config
 from dualmcmc.data import pack
 from dualmcmc.data.feed import Feed
@@ -23,8 +24,8 @@ from dualmcmc.data.images import Fit
 from dualmcmc.data.machine import in_words as amount
 from dualmcmc.data.source import Files
 from dualmcmc.data.store import Memory, Store
-from dualmcmc.engine.accelerate import choose
-from dualmcmc.engine.device import describe, make_repeatable, pick
+from dualmcmc.engine.accelerate import Means
+from dualmcmc.engine.device import describe
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.state import TrainState
@@ -37,8 +38,8 @@ def measure(
     config: Config, images: int, seconds: float, folder: Path | None, device: str, say: Say = lambda text: None
 ) -> dict[str, Any]:
     """Everything, on a generated set of `images` images in the config's shape."""
-    place, shape = pick(device), (config.data.channels, config.data.size, config.data.size)
-    make_repeatable(place, config.train.deterministic)
+    means = timing.begin(config, device, say)
+    place, shape = means.device, (config.data.channels, config.data.size, config.data.size)
     with tempfile.TemporaryDirectory(dir=None if folder is None else make_folder(folder)) as scratch:
         path = Path(scratch) / "generated.pack"
         say(f"generating {images:,} images of {shape[1]}x{shape[2]}, {amount(images * int(np.prod(shape)))}")
@@ -47,14 +48,14 @@ def measure(
         written = images / (time.monotonic() - begun)
         store: Store = pack.read(path)[0]["train"]
         say("streaming from the file, beside training")  # first: peak memory must not know the other paths
-        training = _train(config, store, place, seconds, "stream", say)
+        training = _train(config, store, means, seconds, "stream", say)
         feeds = {"packed file": _feed(store, config, place, seconds, "stream", at_least=images)}
         peak = _resident_peak()  # after an epoch and more
         sample = Memory(store.first(min(images, 20_000)))
         say("from RAM and from the device's memory")
         feeds["RAM"] = _feed(sample, config, place, seconds, "stream")
         feeds["device memory"] = _feed(sample, config, place, seconds, "device")
-        resident = _train(config, sample, place, seconds, "device", say)
+        resident = _train(config, sample, means, seconds, "device", say)
         say("decoding PNG and JPEG")
         for kind in ("PNG", "JPEG"):
             feeds[f"decoding {kind}"] = _decode(sample, kind, config, seconds)
@@ -109,10 +110,11 @@ class _Timed(Feed):
         return planned
 
 
-def _train(config: Config, store: Store, device: torch.device, seconds: float, place: Any, say: Say) -> dict[str, Any]:
+def _train(config: Config, store: Store, means: Means, seconds: float, place: Any, say: Say) -> dict[str, Any]:
     """Images a second of real training, the share of it spent waiting for images, and memory at its start."""
+    device = means.device
     feed = _Timed(store, config.seed, config.train.batch, device, place, workers=config.data.workers)
-    iteration = Iteration(config, TrainState(config, device), feed, choose(config.engine, device))
+    iteration = Iteration(config, TrainState(config, device), feed, means)
     iteration.prepare(note=say)
     for _ in range(WARM_UP + 1 if iteration.means.graphed else 1):
         iteration()

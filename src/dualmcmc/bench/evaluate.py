@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dualmcmc import __version__
+from dualmcmc.bench import timing
 from dualmcmc.config import Config
-from dualmcmc.engine.device import describe, pick
+from dualmcmc.engine.device import describe
 from dualmcmc.metrics.features import Features
 from dualmcmc.metrics.frechet import frechet_distance
 from dualmcmc.metrics.inception import FEATURES, Inception
@@ -19,9 +21,11 @@ from dualmcmc.tasks.evaluate import sample_features
 from dualmcmc.tasks.run import Run
 
 
-def measure(config: Config, samples: int, device: str, watch: Watch = quiet) -> dict[str, Any]:
+def measure(
+    config: Config, samples: int, device: str, say: Callable[[str], None], watch: Watch = quiet
+) -> dict[str, Any]:
     """`samples` generator samples, the same after the x-chain, the features of both, and one distance."""
-    place = pick(device)
+    place = timing.begin(config, device, say).device
     run = Run(config, build(config), place, images=0)
     features = Features(Inception(), FEATURES, place, standard=False, checksum="")
     run.expect(samples, watch)

@@ -12,7 +12,7 @@ import torch
 
 from dualmcmc import __version__, plots
 from dualmcmc.bench import timing
-from dualmcmc.bench.check import begin, build_iteration
+from dualmcmc.bench.check import build_iteration
 from dualmcmc.config import Config, stages
 from dualmcmc.engine.device import describe
 from dualmcmc.engine.graph import WARM_UP
@@ -39,7 +39,7 @@ def measure(
     watch: Watch = quiet,
 ) -> dict[str, Any]:
     """Times of our engine as one thing at a time becomes more or less, and the straight line through them."""
-    means = begin(config, device, say)
+    means = timing.begin(config, device, say)
     axes: dict[str, Any] = {}
 
     def prepared(config: Config) -> Iteration:

@@ -17,7 +17,6 @@ import torch
 from dualmcmc import __version__
 from dualmcmc.bench import timing
 from dualmcmc.bench.check import (
-    begin,
     build_iteration,
     build_reference,
     check,
@@ -56,7 +55,7 @@ def measure(
     watch: Watch = quiet,
 ) -> dict[str, Any]:
     """Check, then time: the reference, our engine as `config.engine` says, and the parts of both."""
-    means = begin(config, device, say)
+    means = timing.begin(config, device, say)
     place = means.device
     result: dict[str, Any] = {
         "preset": config.preset,

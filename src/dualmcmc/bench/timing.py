@@ -1,4 +1,4 @@
-"""A clock for devices that work ahead of the host, and what the device can do at best."""
+"""A clock for devices that work ahead of the host, how the device is set up for it, and what it can do at best."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from dualmcmc.config import Config
+from dualmcmc.engine.accelerate import Means, choose
+from dualmcmc.engine.device import make_repeatable, pick, use_threads
+
+
+def begin(config: Config, device: str, say: Callable[[str], None]) -> Means:
+    """Set the machine up as training would; says what cannot be had of what `config.engine` asks for."""
+    place = pick(device)
+    make_repeatable(place, config.train.deterministic)
+    use_threads(config.engine.threads)
+    means = choose(config.engine, place)
+    for note in means.notes:
+        say(note)
+    return means
 
 
 def wait(device: torch.device) -> None:
