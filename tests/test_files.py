@@ -4,7 +4,7 @@ import os
 import pytest
 
 from dualmcmc.errors import UserError
-from dualmcmc.files import atomic, make_folder, to_json, write_text
+from dualmcmc.files import atomic, check_target, make_folder, to_json, write_text
 
 not_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 
@@ -33,8 +33,10 @@ def test_what_cannot_be_written_is_one_line(tmp_path):
 def test_a_read_only_folder(tmp_path):
     tmp_path.chmod(0o555)
     try:
-        with pytest.raises(UserError, match="permission denied"):
+        with pytest.raises(UserError, match=r"read-only for you\. Choose another --out"):
             make_folder(tmp_path)
+        with pytest.raises(UserError, match=r"read-only for you\. Choose another --sheet"):
+            check_target(tmp_path / "a.png", ".png", option="--sheet")
     finally:
         tmp_path.chmod(0o755)
 

@@ -77,20 +77,25 @@ def make_folder(path: Path, advice: str = "Choose another --out.") -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder '{path}': {error.strerror or error}. {advice}") from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into '{path}': it is read-only for you. {advice}")
+    _check_writable(path, advice)
     return path
 
 
 def check_target(path: Path, *endings: str, option: str = "--out") -> Path:
-    """A file that can be written here: a known ending, in a folder that exists."""
+    """A file that can be written here: a known ending, in a folder that exists and can be written to."""
     if path.suffix.lower() not in endings:
         raise UserError(f"{option} '{path}' must end in {' or '.join(endings)}.")
     if path.is_dir():
         raise UserError(f"{option} '{path}' is a folder.")
     if not path.parent.is_dir():
         raise UserError(f"the folder of {option} '{path}' does not exist.")
+    _check_writable(path.parent, f"Choose another {option}.")
     return path
+
+
+def _check_writable(folder: Path, advice: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into '{folder}': it is read-only for you. {advice}")
 
 
 def _sync_folder(folder: Path) -> None:

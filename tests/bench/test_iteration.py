@@ -19,6 +19,7 @@ def test_the_benchmark_tells_it_all(call):
     assert answer.code == 0, answer.err
     found = answer.json
     assert found["preset"] == "digits"
+    assert {"command", "time", "commit", "dualmcmc", "python", "torch", "device"} <= found.keys()
     assert found["steps"] == [2, 2]
     assert found["check"]["float32"]["largest"] <= 1e-4
     assert found["ratio"] == pytest.approx(found["reference"]["seconds"] / found["ours"]["seconds"])
@@ -32,6 +33,15 @@ def test_the_benchmark_tells_it_all(call):
     assert found["ours"]["seconds_to_compile"] is None
     assert found["ceilings"]["matmul_flops"] > found["ours"]["flops"] / found["ours"]["seconds"] > 0
     assert found["ceilings"]["copy_bytes"] > 1e8
+
+
+@pytest.mark.parametrize(("commit", "end"), [("0123456789abcdef+", ", commit 0123456+"), (None, "")])
+def test_every_result_says_what_it_needs_to_be_repeated(monkeypatch, commit, end):
+    monkeypatch.setattr("dualmcmc.tasks.record.commit", lambda: commit)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/dualmcmc", "bench"])
+    found = timing.described(tiny(), CPU)
+    assert (found["preset"], found["command"], found["commit"]) == ("digits", "dualmcmc bench", commit)
+    assert timing.where(found) == f"{found['device']}, torch {torch.__version__}{end}"
 
 
 def test_the_table_is_for_people(call):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dualmcmc import __version__, rng
+from dualmcmc import rng
 from dualmcmc.bench import timing
 from dualmcmc.config import Config
 from dualmcmc.data import pack
@@ -25,7 +25,6 @@ from dualmcmc.data.machine import in_words as amount
 from dualmcmc.data.source import Files
 from dualmcmc.data.store import Memory, Store
 from dualmcmc.engine.accelerate import Means
-from dualmcmc.engine.device import describe
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.state import TrainState
@@ -60,12 +59,8 @@ def measure(
         for kind in ("PNG", "JPEG"):
             feeds[f"decoding {kind}"] = _decode(sample, kind, config, seconds)
     return {
-        "preset": config.preset,
+        **timing.described(config, place),
         "batch": config.train.batch,
-        "device": describe(place),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "dualmcmc": __version__,
         "images": images,
         "shape": list(shape),
         "set_bytes": store.nbytes,
@@ -128,19 +123,15 @@ def _train(config: Config, store: Store, means: Means, seconds: float, place: An
 
 
 def _rate(action: Callable[[int], Any], batch: int, device: torch.device, seconds: float, at_least: int = 2) -> float:
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     action(1)
-    wait()
+    timing.wait(device)
     begun, number = time.monotonic(), 1
     while number <= max(2, at_least) or time.monotonic() - begun < seconds:
         number += 1
         action(number)
         if number % 20 == 0:
-            wait()
-    wait()
+            timing.wait(device)
+    timing.wait(device)
     return (number - 1) * batch / (time.monotonic() - begun)
 
 
@@ -173,7 +164,7 @@ def in_words(result: dict[str, Any]) -> str:
     appetite = result["training_resident"]["images_per_second"]
     streamed = result["training_streamed"]
     lines = [
-        f"{result['preset']}, batch {result['batch']}, {result['device']}, torch {result['torch']}",
+        f"{result['preset']}, batch {result['batch']}, {timing.where(result)}",
         f"{result['images']:,} images of {result['shape'][1]}x{result['shape'][2]}, {amount(result['set_bytes'])}",
         "",
         f"{'images arriving by':<28} {'images/s':>12} {'x the appetite':>15}",

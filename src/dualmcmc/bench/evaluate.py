@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from dualmcmc import __version__
 from dualmcmc.bench import timing
 from dualmcmc.config import Config
-from dualmcmc.engine.device import describe
 from dualmcmc.metrics.features import Features
 from dualmcmc.metrics.frechet import frechet_distance
 from dualmcmc.metrics.inception import FEATURES, Inception
@@ -41,10 +39,7 @@ def measure(
     seconds["distance"] = time.monotonic() - before
     total = time.monotonic() - begun
     return {
-        "preset": config.preset,
-        "device": describe(place),
-        "torch": torch.__version__,
-        "dualmcmc": __version__,
+        **timing.described(config, place),
         "samples": samples,
         "steps": config.sampling_chain.steps,
         "engine": run.engine,
@@ -63,7 +58,7 @@ def in_words(result: dict[str, Any]) -> str:
     parts = result["seconds_of"]
     lines = [
         f"{result['preset']}, {result['samples']:,} samples, x-chain of {result['steps']} steps, batch "
-        f"{result['batch']}, {result['engine']}, {result['device']}, torch {result['torch']}",
+        f"{result['batch']}, {result['engine']}, {timing.where(result)}",
         f"drawing, with the x-chain  {parts['drawing']:8.1f} s  {result['drawn_per_second']:10,.0f} samples/s",
         f"Inception's features       {parts['features']:8.1f} s  {result['features_per_second']:10,.0f} images/s "
         "(generator and EBM)",

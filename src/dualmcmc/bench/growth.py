@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from dualmcmc import __version__, plots
+from dualmcmc import plots
 from dualmcmc.bench import timing
 from dualmcmc.bench.check import build_iteration
 from dualmcmc.config import Config, stages
-from dualmcmc.engine.device import describe
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.errors import UserError
@@ -56,11 +54,8 @@ def measure(
         if points:
             axes[name] = {"points": sorted(points)} | _line(points)
     return {
-        "preset": config.preset,
+        **timing.described(config, means.device),
         "engine": own.means.in_words,
-        "device": describe(means.device),
-        "torch": torch.__version__,
-        "dualmcmc": __version__,
         "axes": axes,
     }
 
@@ -120,7 +115,7 @@ def _line(points: list[tuple[int, float]]) -> dict[str, float]:
 
 def in_words(result: dict[str, Any]) -> str:
     """The result as a table."""
-    lines = [f"{result['preset']}, {result['engine']}, {result['device']}, torch {result['torch']}"]
+    lines = [f"{result['preset']}, {result['engine']}, {timing.where(result)}"]
     for name, axis in result["axes"].items():
         words = AXES[name]
         times = "  ".join(f"{value}: {1000 * seconds:.2f}" for value, seconds in axis["points"])

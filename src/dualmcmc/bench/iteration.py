@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from dualmcmc import __version__
 from dualmcmc.bench import timing
 from dualmcmc.bench.check import (
     build_iteration,
@@ -26,7 +25,7 @@ from dualmcmc.bench.check import (
 from dualmcmc.config import Config
 from dualmcmc.data.machine import in_words as memory_words
 from dualmcmc.engine.accelerate import Means, set_precision
-from dualmcmc.engine.device import describe, make_repeatable
+from dualmcmc.engine.device import make_repeatable
 from dualmcmc.engine.graph import WARM_UP, Graphed
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.langevin import revise_x, revise_z
@@ -58,13 +57,10 @@ def measure(
     means = timing.begin(config, device, say)
     place = means.device
     result: dict[str, Any] = {
-        "preset": config.preset,
+        **timing.described(config, place),
         "batch": config.train.batch,
         "steps": [config.teaching.x_chain.steps, config.teaching.z_chain.steps],
         "second_x_chain": config.teaching.second_x_chain,
-        "device": describe(place),
-        "torch": torch.__version__,
-        "dualmcmc": __version__,
         "deterministic": config.train.deterministic,
     }
     if with_reference:
@@ -212,7 +208,7 @@ def in_words(result: dict[str, Any]) -> str:
     unit, letter = (1e12, "T") if ours["flops"] > 1e11 else (1e9, "G")
     lines = [
         f"{result['preset']}: batch {result['batch']}, k_x {k_x}{' twice' if result['second_x_chain'] else ''}, "
-        f"k_z {k_z}; {result['device']}, torch {result['torch']}",
+        f"k_z {k_z}; {timing.where(result)}",
         f"ours: {ours['mode']}, {ours['precision']}; matrix products reach {top / unit:.3g} {letter}FLOP/s in that, "
         f"copies {result['ceilings']['copy_bytes'] / 1e9:,.0f} GB/s",
     ]

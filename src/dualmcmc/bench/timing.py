@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from dualmcmc.config import Config
 from dualmcmc.engine.accelerate import Means, choose
 from dualmcmc.engine.device import make_repeatable, pick, use_threads
+from dualmcmc.tasks.record import describe_process
 
 
 def begin(config: Config, device: str, say: Callable[[str], None]) -> Means:
@@ -25,6 +26,17 @@ def begin(config: Config, device: str, say: Callable[[str], None]) -> Means:
     for note in means.notes:
         say(note)
     return means
+
+
+def described(config: Config, device: torch.device) -> dict[str, Any]:
+    """What every result begins with: whose settings, and all that is needed to repeat it."""
+    return {"preset": config.preset, **describe_process(device)}
+
+
+def where(result: dict[str, Any]) -> str:
+    """The same for people."""
+    words, commit = f"{result['device']}, torch {result['torch']}", result["commit"]
+    return f"{words}, commit {commit[:7]}{'+' * commit.endswith('+')}" if commit else words
 
 
 def wait(device: torch.device) -> None:

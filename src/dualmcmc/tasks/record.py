@@ -50,12 +50,15 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def describe_call(task: str, seconds: float, device: torch.device) -> dict[str, Any]:
-    """What was called, when, with which versions, where, and how long it took."""
+    """What was done, by which call, and how long it took."""
+    return {"task": task, **describe_process(device), "seconds": round(seconds, 3)}
+
+
+def describe_process(device: torch.device) -> dict[str, Any]:
+    """How this process was called, when, with which versions, and where."""
     return {
-        "task": task,
         "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seconds": round(seconds, 3),
         "dualmcmc": __version__,
         "commit": commit(),
         "python": platform.python_version(),
