@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -165,11 +164,6 @@ def test_progress_shows_what_is_compiled(preset, quick_compiler):
         assert accelerate.compile_for_training(networks, config, CPU, Watching) is None
     assert seen == [("compiling", 5, "parts"), 1, 1, 1, 1, 1]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
-
-
-def test_settings_that_differ_only_in_precision_are_other_means(gpu):
-    means = choose(Engine(), CUDA)
-    assert replace(means, precision="float32").in_words == "compiled, float32"
 
 
 @pytest.mark.parametrize(
