@@ -18,10 +18,13 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
+from dualmcmc import safe_yaml
 from dualmcmc.config import Config
-from dualmcmc.errors import UserError, nearest
+from dualmcmc.errors import UserError, first_line, nearest
+from dualmcmc.words import plain, shown
 
 T = TypeVar("T")
+LONGEST_TEXT = 4096  # characters of one setting: as of a path
 
 
 def from_tree(tree: Any, where: str = "the settings") -> Config:
@@ -54,13 +57,13 @@ def setting_names(cls: Any = Config, prefix: str = "") -> Iterator[str]:
 def _build(default: T, tree: Any, prefix: str, where: str) -> T:
     """`default` with what `tree` changes; a group keeps the defaults of its place for the rest."""
     if not isinstance(tree, dict):
-        raise UserError(f"{where}: {prefix.rstrip('.') or 'the file'} must hold key: value pairs, not {tree!r}.")
+        raise UserError(f"{where}: {prefix.rstrip('.') or 'the file'} must hold key: value pairs, not {shown(tree)}.")
     hints = typing.get_type_hints(type(default))
     known = {entry.name: entry for entry in dataclasses.fields(default)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if key not in known:
+        path = f"{prefix}{plain(str(key))}" if isinstance(key, str) else f"{prefix}{shown(key)}"
+        if not isinstance(key, str) or key not in known:
             raise UserError(f"{where}: unknown setting '{path}'.{nearest(path, setting_names())}")
         if dataclasses.is_dataclass(hints[key]):
             values[key] = _build(getattr(default, key), value, f"{path}.", where)
@@ -82,8 +85,8 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
     if origin is Literal:
         if any(value == option and type(value) is type(option) for option in options):
             return value
-        hint = nearest(str(value).lower(), [option for option in options if isinstance(option, str)])
-        raise UserError(f"{where}: {path} must be {' or '.join(map(str, options))}, not {value!r}.{hint}")
+        hint = nearest(shown(value).strip("'").lower(), [option for option in options if isinstance(option, str)])
+        raise UserError(f"{where}: {path} must be {' or '.join(map(str, options))}, not {shown(value)}.{hint}")
     if origin is tuple:
         if isinstance(value, (list, tuple)) and len(value) == len(options):
             return tuple(_convert(k, v, path, where) for k, v in zip(options, value, strict=True))
@@ -94,14 +97,25 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
         wanted = "true or false"
     elif kind is str:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return str(value)
+            return _text(value, path, where)
         wanted = "text"
     else:
         number = _number(value)
         if number is not None and (kind is float or number == int(number)):
             return kind(value) if isinstance(value, int) else kind(number)
         wanted = "a whole number" if kind is int else "a number"
-    raise UserError(f"{where}: {path} must be {wanted}, not {value!r}.")
+    raise UserError(f"{where}: {path} must be {wanted}, not {shown(value)}.")
+
+
+def _text(value: str | int | float, path: str, where: str) -> str:
+    """Text that can be a path and can be printed again."""
+    try:
+        text = str(value)
+    except ValueError:  # a whole number of more digits than Python prints
+        raise UserError(f"{where}: {path} must be text, not {shown(value)}.") from None
+    if len(text) > LONGEST_TEXT or "\0" in text:
+        raise UserError(f"{where}: {path} must be text of at most {LONGEST_TEXT:,} letters, none of them NUL.")
+    return text
 
 
 def _number(value: Any) -> float | None:
@@ -129,7 +143,7 @@ def _within_limits(value: Any, metadata: Any, path: str, where: str) -> None:
             continue
         for item in value if isinstance(value, tuple) else (value,):
             if not holds(item, metadata[name]):
-                raise UserError(f"{where}: {path} must be {words} {metadata[name]:g}, not {item!r}.")
+                raise UserError(f"{where}: {path} must be {words} {metadata[name]:g}, not {shown(item)}.")
 
 
 def preset_names() -> list[str]:
@@ -142,45 +156,50 @@ def preset_names() -> list[str]:
 def load_config(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
     """The settings of a preset, or of a YAML file, with `key=value` changes on top."""
     tree = {"preset": Path(preset).stem} | _preset_tree(preset)
-    return from_tree(apply_overrides(tree, overrides), f"'{preset}'")
+    return from_tree(apply_overrides(tree, overrides), f"'{plain(preset)}'")
 
 
 def _preset_tree(preset: str) -> dict[str, Any]:
     if preset.lower().endswith((".yaml", ".yml")):
-        try:
-            text = Path(preset).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the settings file '{preset}': {_reason(error)}.") from None
+        text = _read(preset)
     elif preset in preset_names():
         text = (resources.files("dualmcmc") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
     else:
-        raise UserError(f"unknown preset '{preset}'.{nearest(preset, preset_names())} 'dualmcmc presets' lists them.")
-    tree = parse_yaml(text, f"'{preset}'")
+        word = plain(preset)
+        raise UserError(f"unknown preset '{word}'.{nearest(word, preset_names())} 'dualmcmc presets' lists them.")
+    tree = parse_yaml(text, f"'{plain(preset)}'")
     base = tree.pop("extends", None)  # a variant says only what it changes
     if base is None:
         return tree
     if base not in preset_names() or base == preset:
-        raise UserError(f"'{preset}' extends '{base}', which is not a preset.{nearest(str(base), preset_names())}")
+        hint = nearest(plain(base), preset_names()) if isinstance(base, str) else ""
+        raise UserError(f"'{plain(preset)}' extends {shown(base)}, which is not a preset.{hint}")
     return _merge(_preset_tree(base), tree)
+
+
+def _read(path: str) -> str:
+    """A settings file's text."""
+    try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for, a device would never end
+            raise UserError(f"cannot read the settings file '{plain(path)}': it is not a file.")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(safe_yaml.LONGEST + 1)
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in its name
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"cannot read the settings file '{plain(path)}': {reason}.") from None
+    return text
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """A YAML mapping, safely loaded."""
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}: " if mark else ""
-        reason = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{where} is not valid YAML: {place}{reason}.") from None
+        tree = safe_yaml.load(text)
+    except ValueError as error:
+        raise UserError(f"{where} is not valid YAML: {error}.") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{where} must hold key: value pairs.")
     return tree
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]
 
 
 def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -196,12 +215,12 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     for text in overrides:
         key, equals, raw = text.partition("=")
         if not equals or not key:
-            raise UserError(f"'{text}' is not a setting: write key=value, for example train.batch=64.")
+            raise UserError(f"'{plain(text)}' is not a setting: write key=value, for example train.batch=64.")
         known = set(setting_names())
         if key not in known:
             inside = sorted(name for name in known if name.startswith(key + "."))
-            hint = f" It holds {', '.join(inside)}." if inside else nearest(key, sorted(known))
-            raise UserError(f"unknown setting '{key}'.{hint}")
+            hint = f" It holds {', '.join(inside)}." if inside else nearest(plain(key), sorted(known))
+            raise UserError(f"unknown setting '{plain(key)}'.{hint}")
         value: Any = _text_or_none(raw) if _is_text(key) else _parse_value(raw, text)
         for part in reversed(key.split(".")):
             value = {part: value}
@@ -223,9 +242,9 @@ def _text_or_none(raw: str) -> str | None:
 
 def _parse_value(raw: str, text: str) -> Any:
     try:
-        return yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise UserError(f"cannot read the value in '{text}'.") from None
+        return safe_yaml.load(raw)
+    except ValueError:
+        raise UserError(f"cannot read the value in '{plain(text)}'.") from None
 
 
 def render(config: Config) -> str:
@@ -250,5 +269,10 @@ def render(config: Config) -> str:
 
 
 def _scalar(value: Any) -> str:
-    text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10_000, allow_unicode=True)
+    # On one line whatever it holds: text with line breaks is quoted, so that none of it can pass for a setting.
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    endless = 1 << 30  # columns
+    text = yaml.safe_dump(
+        _plain(value), default_flow_style=True, default_style=style, width=endless, allow_unicode=True
+    )
     return text.removesuffix("...\n").strip()

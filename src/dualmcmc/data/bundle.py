@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tarfile
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,12 +11,15 @@ from typing import IO
 
 import numpy as np
 
+from dualmcmc.data.archives import open_zip, tar_content, tar_members, zip_content
 from dualmcmc.data.containers import TARS, walk
+from dualmcmc.data.machine import available_memory, in_words
 from dualmcmc.data.source import Arrays, Source
 from dualmcmc.errors import UserError, first_line
+from dualmcmc.words import plain
 
 MOST_BYTES = 4 << 30  # of one file of a set
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
+MOST_UNPACKED = 1 << 28  # of a file that ends in .gz: the largest there is, MNIST's, has 47 MB
 
 
 class Bundle:
@@ -62,52 +63,53 @@ def _is_archive(path: Path) -> bool:
 
 
 def _inside(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    name = path.name.lower()
+    name, most = path.name.lower(), _most()
     try:
         if name.endswith(".zip"):
-            with zipfile.ZipFile(path) as archive:
+            with open_zip(path) as archive:
                 for entry in archive.infolist():
-                    if not entry.is_dir() and entry.file_size <= MOST_BYTES:
-                        yield Path(entry.filename).name, partial(archive.read, entry)
+                    if not entry.is_dir() and entry.file_size <= most:
+                        yield Path(entry.filename).name, partial(zip_content, archive, entry)
         elif name.endswith(".deb"):
-            with subprocess.Popen(
-                ["dpkg-deb", "--fsys-tarfile", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            with subprocess.Popen(  # a whole path: a name that begins with - would be an option
+                ["dpkg-deb", "--fsys-tarfile", str(path.resolve())], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             ) as process:
                 assert process.stdout is not None
-                with tarfile.open(fileobj=process.stdout, mode="r|") as stream:
-                    yield from _members(stream)
+                yield from _members(process.stdout, most)
         else:
-            with tarfile.open(path, "r|*") as stream:
-                yield from _members(stream)
-    except DAMAGE as error:
-        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
+            yield from _members(path, most)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged archive can fail in many ways
+        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
+
+
+def _most() -> int:
+    """Bytes that one file may unpack to."""
+    return min(MOST_BYTES, available_memory() // 4)
 
 
 def _content(read: Callable[[], bytes], where: str) -> bytes:
     try:
         return read()
-    except DAMAGE as error:
-        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
+    except Exception as error:
+        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    def content(member: tarfile.TarInfo) -> bytes:
-        file: IO[bytes] | None = archive.extractfile(member)
-        return file.read() if file is not None else b""
-
-    for member in archive:
-        if member.isfile() and member.size <= MOST_BYTES:
-            yield Path(member.name).name, partial(content, member)
+def _members(source: Path | IO[bytes], most: int) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    for archive, member in tar_members(source):
+        if member.size <= most:
+            yield Path(member.name).name, partial(tar_content, archive, member)
 
 
 def _gunzip(data: bytes, where: str) -> bytes:
     try:
         unpacked = zlib.decompressobj(31)
-        content = unpacked.decompress(data, MOST_BYTES)
+        content = unpacked.decompress(data, MOST_UNPACKED)
     except zlib.error as error:
         raise UserError(f"cannot read '{where}': {error}.") from None
     if not unpacked.eof:
-        raise UserError(f"cannot read '{where}': it is cut short.")
+        raise UserError(f"cannot read '{where}': it is cut short, or longer than {in_words(MOST_UNPACKED)} unpacked.")
     return content
 
 

@@ -20,6 +20,7 @@ from dualmcmc.data.tally import Tally
 from dualmcmc.errors import UserError
 from dualmcmc.pictures import grid
 from dualmcmc.progress import Watch, quiet
+from dualmcmc.words import plain
 
 SHOWN = 144  # images on the contact sheet
 COLUMNS = 16
@@ -89,13 +90,13 @@ def _look(
         for name, pixels in source.items(Fit()):
             advance(1)
             if isinstance(pixels, BadImage):
-                bad.append(f"{name}: {pixels}")
+                bad.append(f"{plain(name, 300)}: {pixels}")
                 continue
             digest = tally.add(pixels.transpose(2, 0, 1))
             if digest in seen:
                 duplicates += 1
                 if len(pairs) < NAMED:
-                    pairs.append(f"{name} = {seen[digest]}")
+                    pairs.append(plain(f"{name} = {seen[digest]}", 600))
             else:
                 seen[digest] = name
             height, width, channels = pixels.shape

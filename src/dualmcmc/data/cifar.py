@@ -17,6 +17,7 @@ from dualmcmc.data import pickles
 from dualmcmc.data.bundle import Bundle
 from dualmcmc.data.source import Arrays, Source
 from dualmcmc.errors import UserError, first_line
+from dualmcmc.words import plain
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 BATCHES_100 = {"train": ("train",), "test": ("test",)}
@@ -65,10 +66,12 @@ def _parse_pickle(content: bytes, where: str) -> np.ndarray:
 def _parse_png(content: bytes, where: str) -> np.ndarray:
     """(N, 32, 32, 3) bytes of a PNG that is 1024 wide: a row holds the pixels of one image."""
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=["PNG"])
         if image.width != 1024 or image.height > 100_000:
             raise UserError(f"'{where}' is {image.width}x{image.height}: a batch is 1024 wide, a row an image.")
         pixels = np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
+        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
     return pixels.reshape(-1, 32, 32, 3)

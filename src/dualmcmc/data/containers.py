@@ -5,21 +5,24 @@ Names inside an archive are labels and nothing more: no archive is ever unpacked
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from dualmcmc.data.archives import open_zip, tar_content, tar_members, zip_content
 from dualmcmc.data.images import BadImage
 from dualmcmc.data.machine import available_memory, in_words
-from dualmcmc.data.source import Arrays, Files, Source
+from dualmcmc.data.source import Arrays, Files, Held, Source
 from dualmcmc.errors import UserError, first_line, nearest
+from dualmcmc.words import plain
 
 ENDINGS = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".webp", ".avif"),
@@ -64,7 +67,7 @@ def open_source(path: Path, keep: Keep | None = None) -> Source:
     if ending == ".zip" or zipfile.is_zipfile(path):
         return _zip(path, keep)
     if ending in ENDINGS:
-        return Files(str(path), lambda: iter([(str(path), path.read_bytes)]), 1)
+        return Files(str(path), lambda: iter([(str(path), partial(_file, path))]), 1)
     raise UserError(f"'{path}' is not {KINDS}.")
 
 
@@ -98,7 +101,7 @@ def _folder(path: Path, keep: Keep | None) -> Source:
         return _parquet(path, shards, keep)
     if not images:
         raise NoImages(f"'{path}' holds no images ({', '.join(sorted(ENDINGS))}).")
-    return Files(str(path), lambda: ((str(file), file.read_bytes) for file in images), len(images))
+    return Files(str(path), lambda: ((str(file), partial(_file, file)) for file in images), len(images))
 
 
 def _zip(path: Path, keep: Keep | None) -> Source:
@@ -107,61 +110,56 @@ def _zip(path: Path, keep: Keep | None) -> Source:
         return sorted((e for e in entries if keep is None or keep(e.filename)), key=lambda entry: entry.filename)
 
     def listing() -> Listing:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             for entry in wanted(archive):
-                yield f"{path}:{entry.filename}", _content(partial(_member, archive, entry))
+                read = partial(zip_content, archive, entry)
+                yield f"{path}:{plain(entry.filename, 300)}", _content(read, entry.file_size)
 
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             count = len(wanted(archive))
-    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-        raise UserError(f"cannot read '{path}': {error}.") from None
+    except UserError:
+        raise
+    except Exception as error:  # a damaged directory can fail in many ways
+        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
     if count == 0:
         raise NoImages(f"'{path}' holds no images ({', '.join(sorted(ENDINGS))}).")
     return Files(str(path), listing, count)
 
 
-def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    if entry.file_size > MOST_BYTES:
-        raise BadImage(f"{entry.file_size:,} bytes are too many for an image")
-    try:
-        return archive.read(entry)
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError, OSError) as error:
-        raise BadImage(str(error)) from None
-
-
-def _content(read: Callable[[], bytes]) -> Callable[[], bytes]:
+def _content(read: Callable[[], bytes], size: int) -> Callable[[], bytes]:
     """What `read` gives now, to be handed over later: archives are read by one thread."""
+    if size > MOST_BYTES:
+        return partial(_fail, f"{size:,} bytes are too many for an image")
     try:
-        content = read()
-    except BadImage as error:
-        problem = error
+        return Held(read())
+    except tarfile.TarError:
+        raise  # what follows in a tar cannot be found any more
+    except Exception as error:  # a damaged member can fail in many ways
+        return partial(_fail, plain(first_line(error), 200))
 
-        def fail() -> bytes:
-            raise problem
 
-        return fail
-    return lambda: content
+def _fail(problem: str) -> bytes:
+    raise BadImage(problem)
+
+
+def _file(path: Path) -> bytes:
+    """A file's content, if it can be an image's."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return file.read() if size <= MOST_BYTES else _fail(f"{size:,} bytes are too many for an image")
 
 
 def _tar(path: Path, keep: Keep | None) -> Listing:
     try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                if not (member.isfile() and is_image(member.name) and (keep is None or keep(member.name))):
-                    continue
-                yield f"{path}:{member.name}", _content(partial(_tar_member, archive, member))
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
-
-
-def _tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if member.size > MOST_BYTES:
-        raise BadImage(f"{member.size:,} bytes are too many for an image")
-    file = archive.extractfile(member)
-    if file is None:
-        raise BadImage("it is not a file")
-    return file.read()
+        for archive, member in tar_members(path):
+            if is_image(member.name) and (keep is None or keep(member.name)):
+                read = partial(tar_content, archive, member)
+                yield f"{path}:{plain(member.name, 300)}", _content(read, member.size)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged archive can fail in many ways
+        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
 
 
 def _needs(package: str, what: str) -> UserError:
@@ -184,7 +182,7 @@ def _lmdb(path: Path, keep: Keep | None) -> Source:
                 for key, value in transaction.cursor():
                     name = key.decode(errors="replace")
                     if keep is None or keep(name):
-                        yield f"{path}:{name}", partial(bytes, value)
+                        yield f"{path}:{plain(name, 300)}", Held(value)
         except lmdb.Error as error:
             raise UserError(f"cannot read the LMDB '{path}': {first_line(error)}.") from None
 
@@ -211,10 +209,11 @@ def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
         for field in file.schema_arrow:
             kind = field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type
             nested = pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-            if nested or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+            inner = kind.field("bytes").type if nested else kind
+            if pyarrow.types.is_binary(inner) or pyarrow.types.is_large_binary(inner):
                 found.append((field.name, nested))
         if not found:
-            names = ", ".join(file.schema_arrow.names)
+            names = plain(", ".join(file.schema_arrow.names), 300)
             raise UserError(f"'{shard}' has no column of images (encoded bytes), only: {names}.")
         return sorted(found, key=lambda item: item[0] not in ("image", "img"))[0]
 
@@ -230,43 +229,51 @@ def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
                             label = f"{shard}:{row}"
                             row += 1
                             if keep is None or keep(label):
-                                yield label, partial(bytes, content or b"")
-            except (pyarrow.ArrowException, OSError) as error:
-                raise UserError(f"cannot read '{shard}': {first_line(error)}.") from None
+                                yield label, Held(content or b"")
+            except UserError:
+                raise
+            except Exception as error:  # a damaged file can fail in many ways
+                raise UserError(f"cannot read '{shard}': {plain(first_line(error), 200)}.") from None
 
     try:
         count = sum(parquet.read_metadata(shard).num_rows for shard in shards)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
+    except Exception as error:
+        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
     if count == 0:
         raise NoImages(f"'{path}' holds no images.")
     return Files(str(path), listing, count if keep is None else None)
 
 
-def _which_array(path: Path, names: Sequence[str], wanted: str | None) -> str:
+def _which_array(path: Path, shapes: Mapping[str, Sequence[int]], wanted: str | None) -> str:
+    names = list(shapes)
     if wanted is not None:
         if wanted not in names:
-            raise UserError(f"'{path}' has no array '{wanted}', only {', '.join(names)}.{nearest(wanted, names)}")
+            known = plain(", ".join(names), 300)
+            raise UserError(f"'{path}' has no array '{wanted}', only {known}.{nearest(wanted, names)}")
         return wanted
     for usual in ("images", "x", "arr_0"):
         if usual in names:
             return usual
-    with zipfile.ZipFile(path) as members:
-        shaped = [name for name in names if _dimensions(members, f"{name}.npy") in (3, 4)]
+    shaped = [name for name, shape in shapes.items() if len(shape) in (3, 4)]
     if len(shaped) > 1:
+        known = plain(", ".join(shaped), 300)
         raise UserError(
-            f"'{path}' holds several arrays of images ({', '.join(shaped)}): say which, as in '{path}:{shaped[0]}'."
+            f"'{path}' holds several arrays of images ({known}): say which, as in '{path}:{plain(shaped[0])}'."
         )
-    return (shaped or list(names))[0]
+    return (shaped or names)[0]
 
 
-def _dimensions(members: zipfile.ZipFile, name: str) -> int:
-    """Of a stored array, from its header."""
-    with members.open(name) as file:
-        read = np.lib.format.read_array_header_1_0
-        if np.lib.format.read_magic(file) != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        return len(read(file)[0])
+def _shape(members: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
+    """Of a stored array, from its header; the type is looked at when it is chosen."""
+    with members.open(entry) as file:
+        return _npy_header(file)[0]
+
+
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    read = np.lib.format.read_array_header_1_0
+    if np.lib.format.read_magic(file) != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    return read(file)
 
 
 def npz_array(path: Path) -> tuple[Path, str | None]:
@@ -280,23 +287,37 @@ def _npz(path: Path, wanted: str | None = None) -> np.ndarray:
     if not zipfile.is_zipfile(path):
         raise UserError(f"'{path}' is not an npz file.")
     try:
-        with zipfile.ZipFile(path) as members:
-            largest = max((entry.file_size for entry in members.infolist()), default=0)
-        if largest > available_memory() // 2:
-            raise UserError(f"'{path}' unpacks to {in_words(largest)}, more than fits into memory: use a packed file.")
-        with np.load(path, allow_pickle=False) as archive:
-            if not archive.files:
+        with open_zip(path) as members:
+            entries = {e.filename.removesuffix(".npy"): e for e in members.infolist() if e.filename.endswith(".npy")}
+            if not entries:
                 raise UserError(f"'{path}' holds no array.")
-            name = _which_array(path, archive.files, wanted)
-            array = archive[name]
-    except (OSError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
-    if array.dtype != np.uint8:
-        raise UserError(f"'{path}': the array '{name}' is {array.dtype}, images must be uint8 (0..255).")
+            name = _which_array(path, {name: _shape(members, entry) for name, entry in entries.items()}, wanted)
+            size = entries[name].file_size
+            if size > available_memory() // 2:
+                raise UserError(f"'{path}' unpacks to {in_words(size)}, more than fits into memory: use a packed file.")
+            array = _npy(zip_content(members, entries[name]), f"'{path}': the array '{plain(name)}'")
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in many ways
+        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
     if array.ndim == 3:
         array = array[..., None]
     elif array.ndim == 4 and array.shape[-1] not in (1, 3) and array.shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[-1] not in (1, 3) or 0 in array.shape:
-        raise UserError(f"'{path}': the array '{name}' has shape {array.shape}, needed is N x H x W x 1 or 3.")
+        raise UserError(f"'{path}': the array '{plain(name)}' has shape {array.shape}, needed is N x H x W x 1 or 3.")
     return array
+
+
+def _npy(content: bytes, what: str) -> np.ndarray:
+    """A stored array of bytes. NumPy would make room for what the header claims, and unpickle where it is told to."""
+    file = io.BytesIO(content)
+    shape, fortran, dtype = _npy_header(file)
+    if dtype.hasobject:
+        raise ValueError("its array is of pickled objects")
+    if dtype != np.uint8:
+        raise UserError(f"{what} is {plain(str(dtype))}, images must be uint8 (0..255).")
+    pixels = np.frombuffer(content, np.uint8, offset=file.tell())
+    if len(pixels) != math.prod(shape):
+        raise ValueError(f"its array of {len(pixels):,} bytes does not fit the shape it claims")
+    return pixels.reshape(shape, order="F" if fortran else "C")

@@ -9,6 +9,7 @@ from pathlib import Path
 from dualmcmc.data.containers import NoImages, open_source
 from dualmcmc.data.source import Source
 from dualmcmc.errors import UserError
+from dualmcmc.words import plain
 
 IMAGES = ("img_align_celeba.zip", "img_align_celeba")
 NUMBERED = "[0-9]" * 6 + ".*"  # 000001.jpg
@@ -30,7 +31,7 @@ def read_celeba(path: Path) -> dict[str, Source]:
     def split_is(wanted: str, name: str) -> bool:
         last = Path(name).name
         if last not in split_of:
-            raise UserError(f"'{last}' of '{images}' is not in '{partition}': the two do not belong together.")
+            raise UserError(f"'{plain(last)}' of '{images}' is not in '{partition}': the two do not belong together.")
         return split_of[last] == wanted
 
     found: dict[str, Source] = {}
@@ -52,7 +53,7 @@ def parse_partition(path: Path) -> dict[str, str]:
         if not words or words[0] == "image_id":  # a heading, in copies as CSV
             continue
         if len(words) != 2 or words[1] not in ("0", "1", "2"):
-            raise UserError(f"'{path}' line {number}: expected 'NAME 0|1|2', found '{line[:60]}'.")
+            raise UserError(f"'{path}' line {number}: expected 'NAME 0|1|2', found '{plain(line[:60])}'.")
         split_of[words[0]] = SPLITS[int(words[1])]
     return split_of
 

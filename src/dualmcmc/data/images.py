@@ -6,7 +6,9 @@ What becomes of each kind of file, good and bad, is listed in docs/data.md and t
 from __future__ import annotations
 
 import io
+import threading
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +16,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dualmcmc.config import CROPS, Crop, Data, Resize
 from dualmcmc.errors import first_line
+from dualmcmc.words import plain
 
 MOST_PIXELS = 80_000_000  # of one image: more is taken for a decompression bomb
+MOST_SCANS = 200  # of one JPEG, which has ten: each takes the time of a whole image, and a few bytes
+MANY_PIXELS = 16_000_000  # such images are decoded one at a time, so that memory does not grow with the cores
+# Not all that Pillow knows: it has PostScript, which is a program, run by Ghostscript.
+FORMATS = ("PNG", "JPEG", "JPEG2000", "WEBP", "AVIF", "BMP", "GIF", "TGA", "TIFF", "PPM")
 RESIZES = {
     "lanczos": Image.Resampling.LANCZOS,
     "bilinear": Image.Resampling.BILINEAR,
@@ -27,6 +34,9 @@ RESIZES = {
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 ALIGNED = (178, 218)  # width and height of CelebA's aligned images
+
+
+_one_at_a_time = threading.Lock()
 
 
 class BadImage(Exception):
@@ -54,11 +64,14 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
     if not content:
         raise BadImage("the file is empty")
     try:
-        image: Image.Image = Image.open(io.BytesIO(content))
+        image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
         if image.width * image.height > MOST_PIXELS:
             raise BadImage(f"{image.width}x{image.height} pixels, more than {MOST_PIXELS // 10**6} million")
-        ImageOps.exif_transpose(image, in_place=True)
-        return _fitted(_plain(image), fit)
+        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
+            raise BadImage(f"a JPEG of more than {MOST_SCANS} scans")
+        with _one_at_a_time if image.width * image.height > MANY_PIXELS else nullcontext():
+            ImageOps.exif_transpose(image, in_place=True)
+            return _fitted(_plain(image), fit)
     except UnidentifiedImageError:
         raise BadImage("it is in no known image format") from None
     except Image.DecompressionBombError:
@@ -66,7 +79,7 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
     except BadImage:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        raise BadImage(first_line(error)) from None
+        raise BadImage(plain(first_line(error), 200)) from None
 
 
 def fit_pixels(pixels: np.ndarray, fit: Fit) -> np.ndarray:

@@ -18,6 +18,7 @@ from dualmcmc.data.store import Store
 from dualmcmc.errors import UserError
 from dualmcmc.files import make_folder
 from dualmcmc.progress import Watch, quiet
+from dualmcmc.words import plain
 
 VERIFIED = 4 << 30  # bytes of a split up to which its pixels are compared with their checksum at each start
 
@@ -68,7 +69,9 @@ def _read_pack(path: Path, name: str) -> tuple[dict[str, pack.Packed], dict[str,
     """A packed file, which for a named set must be of that set."""
     splits, info = pack.read(path)
     if name != "folder" and info.get("name") != name:
-        raise UserError(f"'{path}' was packed from '{info.get('name')}', not from {name}: use data.source=folder.")
+        raise UserError(
+            f"'{path}' was packed from '{plain(str(info.get('name')))}', not from {name}: use data.source=folder."
+        )
     return splits, info
 
 
@@ -164,7 +167,9 @@ def _fitting(
     splits, info = _read_pack(path, name)
     chosen = {split: store for split, store in splits.items() if split in wanted}
     notes.extend(
-        f"left out when it was packed: {text}" for key, text in info.get("left_out", {}).items() if key in chosen
+        f"left out when it was packed: {plain(text, 2000)}"
+        for key, text in info.get("left_out", {}).items()
+        if key in chosen
     )
     if info.get("crop") is None:  # as published: nothing was cut, so another size can still be made
         return {split: _refitted(path, split, store, fit, watch) for split, store in chosen.items()}
@@ -172,7 +177,7 @@ def _fitting(
         made = {"size": store.shape[2], "channels": store.shape[1], "crop": info["crop"], "resize": info.get("resize")}
         asked = {key: getattr(fit, key) for key in made}
         if made != asked:
-            fix = " ".join(f"data.{key}={value}" for key, value in made.items() if asked[key] != value)
+            fix = plain(" ".join(f"data.{key}={value}" for key, value in made.items() if asked[key] != value), 200)
             raise UserError(f"'{path}' was packed otherwise: it needs {fix}; or pack the images again.")
     return dict(chosen)
 

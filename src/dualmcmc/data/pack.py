@@ -21,6 +21,7 @@ from torch import Tensor
 from dualmcmc.data.store import Store
 from dualmcmc.errors import UserError, first_line
 from dualmcmc.files import atomic, sweep
+from dualmcmc.words import plain
 
 ENDING = ".pack"
 FORMAT = "dualmcmc images"
@@ -129,13 +130,17 @@ def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
         if int(note["version"]) > VERSION:
             raise UserError(f"'{path}' was packed by a newer dualmcmc: pack it again, or update.")
         info = json.loads(note["info"])
+        _check_note(info)
         splits = {}
+        for entry in header.values():
+            if not all(type(number) is int for number in (*entry["data_offsets"], *entry["shape"])):
+                raise ValueError("sizes that are not whole numbers")
         needed = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if size < needed:
             raise UserError(f"'{path}' is cut short: {size:,} bytes of {needed:,}. Make it again.")
         for split, entry in header.items():
             begin, end = entry["data_offsets"]
-            count, channels, height, width = map(int, entry["shape"])
+            count, channels, height, width = entry["shape"]
             if entry["dtype"] != "U8" or min(entry["shape"]) < 1 or begin < 0 or channels not in (1, 3):
                 raise ValueError("a split that is not images")
             if end - begin != count * channels * height * width:
@@ -144,8 +149,19 @@ def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
             splits[split] = Packed(path, (count, channels, height, width), 8 + length + begin, checksum)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"'{path}' is a damaged packed file: {first_line(error)}.") from None
-    if not splits or not isinstance(info, dict):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"'{path}' is a damaged packed file: {plain(first_line(error), 200)}.") from None
+    if not splits:
         raise UserError(f"'{path}' is a damaged packed file: it holds no split.")
     return splits, info
+
+
+def _check_note(info: Any) -> None:
+    """What others read of the note must be of the kind that `write` was given."""
+    if not isinstance(info, dict):
+        raise ValueError("a note that is none")
+    if not all(isinstance(info.get(key), str | None) for key in ("name", "crop", "resize", "stamp", "source")):
+        raise ValueError("a note of another kind")
+    left_out = info.get("left_out", {})
+    if not isinstance(left_out, dict) or not all(isinstance(text, str) for text in left_out.values()):
+        raise ValueError("a note of another kind")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dualmcmc.errors import UserError, first_line
+from dualmcmc.words import plain
 
 DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
@@ -120,11 +121,10 @@ def read(content: bytes, where: str) -> Any:
     try:
         return _unwrap(_Reader(io.BytesIO(content), encoding="bytes").load(), 0, {})
     except _Refused as error:
-        raise UserError(
-            f"'{where}' is refused: a set of images holds arrays and text, this asks for {error}."
-        ) from None
+        asks = plain(str(error))
+        raise UserError(f"'{where}' is refused: a set of images holds arrays and text, this asks for {asks}.") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
+        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
 
 
 def _unwrap(value: Any, depth: int, done: dict[int, Any]) -> Any:

