@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dualmcmc.pictures import encode_png
 from dualmcmc.plots import ACCENT, INK, SECOND, dress, rendered
+from dualmcmc.report.history import points
 
 # title, axis, and the lines drawn: (name in the log, label)
 CURVES: list[tuple[str, str, list[tuple[str, str]]]] = [
@@ -24,19 +25,31 @@ CURVES: list[tuple[str, str, list[tuple[str, str]]]] = [
 LOGARITHMIC = ("Reconstruction error", "Movement of the chains", "Gradient norms")
 
 
+SIGNED = ("Energy gap, samples minus data",)  # logarithmic too, where healthy ranges are shown
+
+
 def curves(log: Sequence[dict[str, Any]]) -> str:
-    """All curves of a log in one picture."""
+    """All curves of a log in one picture, as part of the page."""
+    return picture(draw(log))
+
+
+def draw(log: Sequence[dict[str, Any]], bands: Mapping[str, tuple[float, float]] | None = None) -> Tensor:
+    """All curves of a log in one picture, with the band that each should stay in, where it has one."""
     lines = [entry for entry in log if entry.get("kind") == "train"]
     figure = Figure(figsize=(12, 6), layout="constrained")
     for axes, (title, label, names) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
         for (name, words), colour in zip(names, (ACCENT, SECOND, INK), strict=False):
-            points = [(line["images"], line[name]) for line in lines if isinstance(line.get(name), (int, float))]
-            axes.plot(*zip(*points, strict=True), color=colour, label=words, linewidth=1.4) if points else None
-        dress(axes, title, "images", label, legend=len(names) > 1 and bool(lines))
+            curve = points(lines, name)
+            axes.plot(*zip(*curve, strict=True), color=colour, label=words, linewidth=1.4) if curve else None
+            if bands and name in bands:
+                axes.axhspan(*bands[name], color=colour, alpha=0.08, linewidth=0)
+        dress(axes, title, "images", label, legend=len(names) > 1 and bool(axes.get_lines()))
         shown = [value for line in axes.get_lines() for value in line.get_ydata()]
         if title in LOGARITHMIC and shown and min(shown) > 0:
             axes.set_yscale("log")
-    return picture(rendered(figure))
+        elif title in SIGNED and bands:
+            axes.set_yscale("symlog", linthresh=0.01)
+    return rendered(figure)
 
 
 def picture(pixels: Tensor) -> str:
