@@ -1,12 +1,13 @@
 # make run   train the default preset, write samples, curves and a report, say where they are
 # make test  lint, type check and the whole test suite
+# make faults  kills, damaged files, full disks, several processes and fuzz, many times over (about 25 minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 ifndef RUN
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: run test format clean
+.PHONY: run test faults format clean
 .DELETE_ON_ERROR:
 
 .venv/ready: pyproject.toml constraints.txt
@@ -27,6 +28,9 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+faults: .venv/ready
+	OMP_NUM_THREADS=1 DUALMCMC_FAULTS=long $(BIN)/pytest tests/faults tests/security tests/engine/test_several.py
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

@@ -24,6 +24,7 @@ TINY = [
     "teaching.latent_dim=4",
     "teaching.x_chain.step_size=0.125",
     "teaching.x_chain.temperature=4e-6",
+    "teaching.x_chain.clamp=null",
     "ema.energy=false",
     "teaching.x_chain.steps=2",
     "teaching.z_chain.steps=2",

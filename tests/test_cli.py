@@ -190,16 +190,15 @@ def test_a_broken_checkpoint(call, finished_run, tmp_path, command):
     assert sorted(os.listdir(broken)) == before
 
 
-def test_a_broken_state_is_not_resumed(call, finished_run, tmp_path):
-    broken = tmp_path / "run"
-    shutil.copytree(finished_run, broken)
-    newest = max((broken / "states").iterdir())
-    newest.write_bytes(newest.read_bytes()[:-9])
-    log = (broken / "log.jsonl").read_text()
-    assert_refused(call("train", "--resume", "--out", broken), newest.name, "broken", "Delete that file")
-    assert (broken / "log.jsonl").read_text() == log
-    shutil.copy(broken / "snapshot.safetensors", newest)
-    assert_refused(call("train", "--resume", "--out", broken), newest.name)
+def test_a_run_without_a_sound_state_is_not_resumed(call, run_folder):
+    older, newest = sorted((run_folder / "states").iterdir())
+    log = (run_folder / "log.jsonl").read_text()
+    shutil.copy(run_folder / "snapshot.safetensors", newest)
+    assert_refused(call("train", "--resume", "--out", run_folder), newest.name, "cannot be resumed")
+    for path in (older, newest):
+        path.write_bytes(path.read_bytes()[:-9])
+    assert_refused(call("train", "--resume", "--out", run_folder), older.name, "broken", "No state", "--out")
+    assert (run_folder / "log.jsonl").read_text() == log
 
 
 def test_bad_images_and_bad_targets(call, finished_run, tmp_path):

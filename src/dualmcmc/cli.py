@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dualmcmc import __version__, cli_bench, cli_data, cli_measure, cli_tasks, settings
+from dualmcmc import __version__, cli_bench, cli_data, cli_doctor, cli_measure, cli_tasks, settings
 from dualmcmc.cli_data import Json, print_json
-from dualmcmc.cli_options import Average, Device, Seed
-from dualmcmc.errors import Diverged, UserError, nearest
+from dualmcmc.cli_options import Average, Device, Seed, working_crew
+from dualmcmc.crew import is_launched, rank_given
+from dualmcmc.errors import Diverged, ProcessLost, UserError, nearest
 from dualmcmc.files import check_target
+from dualmcmc.words import plain
 
 app = typer.Typer(
     help="Train an energy-based model, a generator and an inference model together by dual-MCMC teaching "
@@ -24,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+IN_A_CREW = ("train", "sample", "evaluate")  # what several processes do together
 app.add_typer(cli_data.data, name="data")
 app.add_typer(cli_bench.bench, name="bench")
 
@@ -65,6 +68,10 @@ def _start(
         print(__version__)
     elif context.invoked_subcommand is None:
         print(context.get_help())
+    elif is_launched() and context.invoked_subcommand not in IN_A_CREW:
+        if rank_given() > 0:
+            raise typer.Exit(2)
+        raise UserError(f"'{context.invoked_subcommand}' is for one process: call it without the launcher.")
 
 
 @app.command()
@@ -90,13 +97,14 @@ def train(
 
     Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full
     states to resume from. Ctrl-C (or SIGTERM) saves and stops. Exit codes: 0 done, 2 bad input,
-    3 diverged, 130 and 143 stopped by a signal.
+    3 diverged, 4 another process of several was lost, 130 and 143 stopped by a signal.
 
     \b
     Examples:
       dualmcmc train                          the default preset, digits
       dualmcmc train mnist --out runs/m --device cuda    after: dualmcmc data fetch mnist
       dualmcmc train --resume --out runs/m    go on after a stop
+      torchrun --nproc_per_node=8 -m dualmcmc train cifar10-resnet train.batch=800    eight GPUs
     """
     preset, changes = _words(preset, overrides)
     if seed is not None:
@@ -105,20 +113,20 @@ def train(
         if limit is not None and not limit > 0:
             raise UserError(f"{name} must be greater than 0, not {limit}.")
     folder = out or Path("runs") / Path(preset or "digits").stem
-    if resume:
-        from dualmcmc.engine.loop import resumed_config
+    with working_crew(device) as crew:
+        with crew.alike():
+            chosen = None if resume else settings.load_config(preset or "digits", changes)
 
-        chosen = resumed_config(folder, changes, preset)
-    else:
-        chosen = settings.load_config(preset or "digits", changes)
+        from dualmcmc.data.machine import in_words
+        from dualmcmc.engine import loop
+        from dualmcmc.engine.progress import reporter
 
-    from dualmcmc.data.machine import in_words
-    from dualmcmc.engine import loop
-    from dualmcmc.engine.progress import reporter
-
-    outcome = loop.train(chosen, folder, device, resume, max_images, max_minutes, reporter())
+        chosen = chosen or crew.from_first(lambda: loop.resumed_config(folder, changes, preset))
+        outcome = loop.train(chosen, folder, device, resume, max_images, max_minutes, reporter(), crew)
     unfinished = outcome.why != "finished"
-    if as_json:
+    if not crew.leads:
+        pass
+    elif as_json:
         print_json({**vars(outcome), "folder": str(outcome.folder)})
     else:
         print(
@@ -136,7 +144,7 @@ def train(
         raise typer.Exit(128 + signal.Signals[outcome.why])
 
 
-for _command in (*cli_tasks.COMMANDS, *cli_measure.COMMANDS):
+for _command in (*cli_tasks.COMMANDS, *cli_measure.COMMANDS, cli_doctor.doctor):
     app.command()(_command)
 
 
@@ -244,6 +252,8 @@ def _run() -> None:
         code = _complain(str(error), 2)
     except Diverged as error:
         code = _complain(str(error), 3)
+    except ProcessLost as error:
+        code = _complain(str(error), 4)
     except KeyboardInterrupt:
         code = _complain("stopped.", 130)
     except BrokenPipeError:  # the reader of our output has gone: `dualmcmc presets | head -1`
@@ -278,5 +288,6 @@ def _usage(error: Any) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"error: {text}", file=sys.stderr)
+    line = f"{f'process {rank_given()}: ' if rank_given() > 0 else ''}{text}"
+    print(f"error: {plain(line, 10_000)}", file=sys.stderr)  # nothing in a file's name can talk to the terminal
     return code

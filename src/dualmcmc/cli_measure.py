@@ -28,6 +28,8 @@ from dualmcmc.cli_options import (
     metric_words,
     network_facts,
     say,
+    watch_for,
+    working_crew,
 )
 from dualmcmc.errors import UserError
 
@@ -70,28 +72,33 @@ def evaluate(
       dualmcmc evaluate runs/c10                                  50,000 samples, the run's own chain
       dualmcmc evaluate runs/c10 --steps 70 --step-size 0.08 --temperature 6.25e-6   the authors' chain for FID
       dualmcmc evaluate runs/c10 --metrics fid,kid --samples 10000
+      torchrun --nproc_per_node=8 -m dualmcmc evaluate runs/c10    eight GPUs share the work
     """
     from dualmcmc import data
-    from dualmcmc.progress import show
     from dualmcmc.tasks import evaluate as task
     from dualmcmc.tasks.distance import few_notes
 
-    job = Job(run, "evaluate", None)
-    wanted = task.check_metrics(listed("--metrics", metrics.lower())) if metrics is not None else list(task.DEFAULT)
-    loaded = load_run(run, device, ema, seed, steps, step_size, temperature, z_steps, batch)
-    features, missing = None, {}
-    if set(wanted) & set(task.OF_SAMPLES):
-        try:
-            features = feature_network(inception, loaded.device, trust_inception)
-        except UserError as error:
-            if metrics is not None or inception is not None:
-                raise
-            missing = {name: str(error) for name in wanted if name in task.OF_SAMPLES}
-            wanted = [name for name in wanted if name not in missing]
-    own = data.load(loaded.config.data, show)
-    what = data.describe(loaded.config.data, own)
+    with working_crew(device) as crew:
+        with crew.alike():
+            job = Job(run, "evaluate", None)
+            given = listed("--metrics", metrics.lower()) if metrics is not None else list(task.DEFAULT)
+            wanted = task.check_metrics(given)
+            loaded = load_run(run, device, ema, seed, steps, step_size, temperature, z_steps, batch, crew)
+            features, missing = None, {}
+            if set(wanted) & set(task.OF_SAMPLES):
+                try:
+                    features = feature_network(inception, loaded.device, trust_inception)
+                except UserError as error:
+                    if metrics is not None or inception is not None:
+                        raise
+                    missing = {name: str(error) for name in wanted if name in task.OF_SAMPLES}
+                    wanted = [name for name in wanted if name not in missing]
+            own = data.load(loaded.config.data, watch_for(crew))
+        what = data.describe(loaded.config.data, own)
+        result = task.evaluate(loaded, wanted, samples, own, features, watch_for(crew))
+    if not crew.leads:
+        return
     say(what["notes"])
-    result = task.evaluate(loaded, wanted, samples, own, features, show)
     left_out = missing | result.left_out
     notes = few_notes(min(samples, len(own.train))) if result.generator else []
     say(notes)

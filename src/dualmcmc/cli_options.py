@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dualmcmc.cli_data import CROP_NAMES, checked_crop, print_json
+from dualmcmc.crew import ALONE, Crew, launch
 from dualmcmc.errors import UserError
 from dualmcmc.files import check_target
+from dualmcmc.progress import Watch, quiet, show
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import Given
@@ -59,6 +62,19 @@ TrustInception = Annotated[
 ]
 
 
+@contextmanager
+def working_crew(device: str) -> Iterator[Crew]:
+    """The processes of this call: those a launcher started, or this one alone."""
+    crew = launch(device)
+    yield crew
+    crew.close()  # not after a failure: the others may be gone
+
+
+def watch_for(crew: Crew) -> Watch:
+    """Progress of long work: the first process shows it."""
+    return show if crew.leads else quiet
+
+
 class Job:
     """One call: it knows when it began, and records and prints how it ended."""
 
@@ -73,9 +89,14 @@ class Job:
     def finish(
         self, run: Run, numbers: dict[str, Any], lines: Iterable[str], as_json: bool, picture: bool = True, **facts: Any
     ) -> None:
-        """Record, then print: JSON, or lines for people. A folder that cannot be written to costs the record only."""
+        """Record, then print: JSON, or lines for people. A folder that cannot be written to costs the record only.
+
+        Of several processes, the first does.
+        """
         from dualmcmc.tasks import record
 
+        if not run.crew.leads:
+            return
         if picture:
             facts = {"file": str(self.target), **facts}
         entry = record.entry(run, self.task, time.monotonic() - self._began, numbers, **facts)
@@ -105,6 +126,7 @@ def load_run(
     temperature: float | None = None,
     z_steps: int | None = None,
     batch: int | None = None,
+    crew: Crew = ALONE,
 ) -> Run:
     """A run, with the options that say how its chains are used."""
     from dualmcmc.tasks.run import load
@@ -116,14 +138,14 @@ def load_run(
         "sampling.batch": batch,
         "teaching.z_chain.steps": z_steps,
     }
-    return load(path, device, ema, seed, [f"{key}={value}" for key, value in chosen.items() if value is not None])
+    overrides = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+    return load(path, device, ema, seed, overrides, crew)
 
 
 def given_images(
     run: Run, path: Path | None, crop: str | None, skip_bad: bool, job: Job, count: int | None = None
 ) -> Given:
     """A task's images; what a person should know of them is said. The picture must not lie among them."""
-    from dualmcmc.progress import show
     from dualmcmc.tasks.inputs import images_for
 
     if path is None and (crop is not None or skip_bad):

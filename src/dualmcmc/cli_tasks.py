@@ -32,6 +32,8 @@ from dualmcmc.cli_options import (
     metric_words,
     network_facts,
     say,
+    watch_for,
+    working_crew,
 )
 from dualmcmc.errors import UserError
 
@@ -75,31 +77,54 @@ def sample(
       dualmcmc sample runs/c10 -n 100 --steps 70 --step-size 0.08
       dualmcmc sample runs/c10 -n 50000 --out samples.npz
       dualmcmc sample runs/c10 -n 16 --long-run 2000
+      torchrun --nproc_per_node=8 -m dualmcmc sample runs/c10 -n 50000 --out samples.npz    eight GPUs
     """
-    from dualmcmc.pictures import save_png
-    from dualmcmc.progress import show
-    from dualmcmc.tasks import sample as task
-
     if long_run is not None and steps is not None:
         raise UserError("--steps and --long-run are both given: choose one.")
-    if long_run is None:
-        job = Job(run, "sample", out, ".png", ".npz")
-        loaded = load_run(run, device, ema, seed, steps, step_size, temperature, batch=batch)
-        numbers = task.sample(loaded, n, job.target, show)
+    if long_run is not None:
+        _long_run(run, n, long_run, step_size, temperature, out, seed, ema, batch, device, as_json)
+        return
+    with working_crew(device) as crew:
+        with crew.alike():
+            job = Job(run, "sample", out, ".png", ".npz")
+            loaded = load_run(run, device, ema, seed, steps, step_size, temperature, batch=batch, crew=crew)
+
+            from dualmcmc.tasks import sample as task
+        numbers = task.sample(loaded, n, job.target, watch_for(crew))
         lines = [
             f"{n} samples, generator and after {numbers['steps']} steps",
             f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, "
             f"moved {numbers['x_moved']:.4g} (rms per pixel, scale [-1, 1])",
         ]
         job.finish(loaded, numbers, lines, as_json, samples=n)
-        return
+
+
+def _long_run(
+    run: Path,
+    n: int,
+    steps: int,
+    step_size: float | None,
+    temperature: float | None,
+    out: Path | None,
+    seed: int,
+    ema: bool,
+    batch: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    from dualmcmc.crew import is_launched
+    from dualmcmc.pictures import save_png
+    from dualmcmc.tasks import sample as task
+
+    if is_launched():
+        raise UserError("'--long-run' is for one process: call it without the launcher.")
     job = Job(run, "long-run", out)
-    loaded = load_run(run, device, ema, seed, long_run, step_size, temperature, batch=batch)
-    result = task.long_run(loaded, n, long_run)
+    loaded = load_run(run, device, ema, seed, steps, step_size, temperature, batch=batch)
+    result = task.long_run(loaded, n, steps)
     save_png(result.picture, job.target)
     r = result.numbers
     lines = [
-        f"{n} chains of {long_run} steps: {'all finite' if r['finite'] else 'NOT FINITE'}",
+        f"{n} chains of {steps} steps: {'all finite' if r['finite'] else 'NOT FINITE'}",
         f"mean energy {r['energy_start']:.4g} at the start, {r['energy_half']:.4g} halfway, {r['energy_end']:.4g} at "
         "the end",
         f"distance from the start {r['moved_half']:.4g} halfway, {r['moved_end']:.4g} at the end (rms per pixel)",

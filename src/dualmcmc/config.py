@@ -211,12 +211,13 @@ class Sampling:
 class Train:
     """How long, and what is written when. Work is counted in images, so batch does not change it."""
 
-    batch: int = setting(100, "images per iteration", ge=1, le=1_000_000)
+    batch: int = setting(100, "images per iteration, of all processes together", ge=1, le=1_000_000)
     images: int = setting(15_000_000, "images to train on", ge=1)
-    log_every: int = setting(50, "iterations between two lines of the log (the only host syncs)", ge=1)
+    log_every: int = setting(50, "iterations between two lines of the log (the only host syncs)", ge=1, le=10_000)
     sample_every: int = setting(500_000, "images between two sample grids", ge=1)
     save_every: int = setting(500_000, "images between two saved states", ge=1)
-    keep: int = setting(2, "saved states kept", ge=1)
+    keep: int = setting(2, "saved states kept; with one, a damaged one has none before it", ge=1)
+    grace: float = setting(30.0, "seconds from a SIGTERM in which the state must be saved", ge=0)
     deterministic: bool = setting(True, "on CUDA: the same seed gives the same run, at some cost in speed")
 
 
@@ -236,13 +237,26 @@ class Engine:
     threads: int | None = setting(
         None, "CPU threads; null: one a core it may use, 8 at most, or OMP_NUM_THREADS", ge=1, le=1024
     )
+    sync_batchnorm: bool = setting(
+        False, "several processes: BatchNorm over the images of all, in chains too; false: each over its own"
+    )
+    shared_noise: bool = setting(
+        True, "several processes: each draws the noise of all, so that their number changes nothing; false: its own"
+    )
 
 
 @dataclass(frozen=True)
 class Guard:
-    """When a run counts as diverged and is stopped."""
+    """When a run counts as diverged, and what is done then."""
 
     energy_gap: float = setting(1000.0, "largest |E(x~) - E(x)|, batch means", gt=0)
+    x_moved: float = setting(10.0, "largest way of the x-chain, rms per pixel (images are in [-1, 1])", gt=0)
+    z_moved: float = setting(10.0, "largest way of the z-chain, rms per number (z ~ N(0, I))", gt=0)
+    on_divergence: Literal["stop", "rollback"] = setting(
+        "stop", "stop, or rollback: go on from the last good state with what 'lower' lowers"
+    )
+    rollbacks: int = setting(3, "how often in a run, before it is stopped after all", ge=1)
+    lower: float = setting(0.5, "factor of the three learning rates and of both chains' step sizes", gt=0, lt=1)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dualmcmc.config import Chain
 from dualmcmc.nets.frozen import frozen
-from dualmcmc.rng import gaussian_like
+from dualmcmc.rng import Source, gaussian_like
 
 Network = Callable[[Tensor], Tensor]
 Potential = Callable[..., Tensor]
@@ -58,7 +58,7 @@ def langevin(
     state: Tensor,
     potential: Potential,
     chain: Chain,
-    rng: torch.Generator | None,
+    rng: Source,
     trace: Trace | None = None,
     mse: Callable[[Tensor, Tensor], Tensor] | None = None,
     held: Tensor | None = None,
@@ -104,7 +104,7 @@ def revise_x(
     energy: Network,
     x: Tensor,
     chain: Chain,
-    rng: torch.Generator | None = None,
+    rng: Source = None,
     trace: Trace | None = None,
     observed: Tensor | None = None,
 ) -> Tensor:
@@ -124,7 +124,7 @@ def revise_z(
     x: Tensor,
     sigma: float,
     chain: Chain,
-    rng: torch.Generator | None = None,
+    rng: Source = None,
     trace: Trace | None = None,
     observed: Tensor | None = None,
 ) -> Tensor:

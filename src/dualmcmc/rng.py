@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,9 +40,32 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     return torch.Generator(device=device).manual_seed(seed)
 
 
-def gaussian_like(tensor: Tensor, rng: torch.Generator | None) -> Tensor:
-    """N(0, I) noise in the shape, type and place of `tensor`."""
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=rng)
+class Share(NamedTuple):
+    """One process's part of what `world` of them draw together, along the first axis.
+
+    Each draws the whole and keeps its own, so their number changes nothing in a run.
+    """
+
+    whole: torch.Generator
+    rank: int
+    world: int
+
+
+Source = torch.Generator | Share | None  # of random numbers; None: torch's own
+
+
+def gaussian(shape: Sequence[int], like: Tensor, rng: Source) -> Tensor:
+    """N(0, I) noise of a shape, in the type and place of `like`."""
+    if not isinstance(rng, Share):
+        return torch.randn(shape, dtype=like.dtype, device=like.device, generator=rng)
+    mine, *rest = shape
+    whole = torch.randn((rng.world * mine, *rest), dtype=like.dtype, device=like.device, generator=rng.whole)
+    return whole[rng.rank * mine :][:mine]
+
+
+def gaussian_like(tensor: Tensor, rng: Source) -> Tensor:
+    """The same in the shape of `tensor` too."""
+    return gaussian(tensor.shape, tensor, rng)
 
 
 def seed_globals(seed: int) -> None:

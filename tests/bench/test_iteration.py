@@ -81,7 +81,9 @@ def test_the_other_benchmarks_are_still_commands(call):
     assert_refused(call("bench", "--set", "train.batch=0"), "train.batch")
     assert_refused(call("bench", "digits"), "--preset")
     assert_refused(call("bench", "--preset", "mnist", "growth"), "options go after", "growth")
-    assert_refused(call("bench", "--set", "teaching.x_chain.clamp=1"), "teaching.x_chain.clamp", "--no-reference")
+    assert_refused(
+        call("bench", "--set", "teaching.x_chain.grad_clip=1"), "teaching.x_chain.grad_clip", "--no-reference"
+    )
 
 
 def test_micro_batches_with_batchnorm_are_timed_unchecked(call):

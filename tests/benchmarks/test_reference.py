@@ -60,7 +60,7 @@ def test_both_draw_the_same_noise():
 
 
 def test_what_it_does_not_have_it_refuses():
-    config = config_of("digits", "teaching.x_chain.clamp=1")
+    config = config_of("digits", "teaching.x_chain.grad_clip=1")
     reference, noise = build_reference(config, CPU)
-    with pytest.raises(ValueError, match="no clamp"):
+    with pytest.raises(ValueError, match="no grad_clip"):
         reference.iteration(torch.zeros(5, 1, 8, 8), noise)

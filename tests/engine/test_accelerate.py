@@ -94,7 +94,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch):
     monkeypatch.setattr(accelerate, "_compiler", lambda device: broken)
     config = tiny("engine.mode=compiled")
     networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
-    assert accelerate.compile_for_training(networks, config, CPU) == "RuntimeError: no compiler here"
+    assert accelerate.compile_for_training(networks, config, 4, CPU) == "RuntimeError: no compiler here"
     assert networks.energy(torch.zeros(2, 1, 8, 8)).shape == (2,)  # eagerly
 
 
@@ -109,7 +109,7 @@ def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
     config = tiny("engine.mode=compiled")
     networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
     with pytest.raises(torch.OutOfMemoryError):
-        accelerate.compile_for_training(networks, config, CPU)
+        accelerate.compile_for_training(networks, config, 4, CPU)
 
 
 def test_what_is_compiled_is_kept_in_the_cache_folder(monkeypatch, cache):
@@ -161,7 +161,7 @@ def test_progress_shows_what_is_compiled(preset, quick_compiler):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert accelerate.compile_for_training(networks, config, CPU, Watching) is None
+        assert accelerate.compile_for_training(networks, config, 4, CPU, Watching) is None
     assert seen == [("compiling", 5, "parts"), 1, 1, 1, 1, 1]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
 

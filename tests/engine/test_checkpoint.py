@@ -2,10 +2,11 @@ import pickle
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dualmcmc.engine import checkpoint
-from dualmcmc.errors import UserError
+from dualmcmc.errors import Damaged, UserError
 
 
 def test_round_trip(tmp_path):
@@ -45,6 +46,35 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
         checkpoint.load(path)
 
 
+def test_no_bit_can_change_unseen(tmp_path):
+    """Every bit of a small file, header and tensors: `load` refuses, `verify` says damaged."""
+    path = tmp_path / "file.safetensors"
+    checkpoint.save(path, {"a": torch.randn(3)}, {"images": 7})
+    sound = path.read_bytes()
+    for place in range(len(sound)):
+        for bit in range(8):
+            content = bytearray(sound)
+            content[place] ^= 1 << bit
+            path.write_bytes(content)
+            with pytest.raises(UserError):
+                checkpoint.load(path)
+    path.write_bytes(sound)
+    checkpoint.verify(path)
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    with pytest.raises(Damaged, match="checksum"):
+        checkpoint.verify(path)
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*given):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(UserError, match=r"^cannot write '.*file.safetensors': No space left on device"):
+        checkpoint.save(tmp_path / "file.safetensors", {"a": torch.ones(1)}, {"images": 0})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_files_and_other_versions(tmp_path):
     path = tmp_path / "file.safetensors"
     save_file({"a": torch.ones(1)}, path)
@@ -53,7 +83,7 @@ def test_other_files_and_other_versions(tmp_path):
     save_file({"a": torch.ones(1)}, path, {"format": "dualmcmc", "version": "99", "info": "{}"})
     with pytest.raises(UserError, match="format 99"):
         checkpoint.load(path)
-    save_file({"a": torch.ones(1)}, path, {"format": "dualmcmc", "version": "1", "info": "[["})
+    save_file({"a": torch.ones(1)}, path, {"format": "dualmcmc", "version": "2", "info": "[["})
     with pytest.raises(UserError, match="header"):
         checkpoint.load(path)
     with pytest.raises(UserError, match="no file"):

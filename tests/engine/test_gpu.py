@@ -14,13 +14,14 @@ from dualmcmc.data.feed import Feed
 from dualmcmc.data.store import Memory
 from dualmcmc.engine import checkpoint, graph
 from dualmcmc.engine.accelerate import choose
+from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.graph import WARM_UP
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.loop import train
 from dualmcmc.engine.state import TrainState
 from dualmcmc.engine.streams import SideBySide
 from dualmcmc.methods.dual_mcmc import in_turn
-from tests.conftest import tiny
+from tests.conftest import TINY, tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -72,6 +73,21 @@ def test_a_captured_iteration_is_the_iteration(monkeypatch):
     assert torch.equal(captured.state.rng.get_state(), launched.state.rng.get_state())
     count = WARM_UP + 5
     assert captured.window.read(count) == launched.window.read(count)
+
+
+def test_one_process_of_a_launcher_is_the_plain_run(tmp_path):
+    """Through DDP, NCCL and a graph that holds both: the same weights, bit for bit."""
+    words = ["-m", "dualmcmc", "train", "digits", *TINY, "train.images=640", "engine.mode=compiled", "--out"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    states = []
+    for name, launcher in (("plain", [sys.executable]), ("launched", torchrun)):
+        done = subprocess.run([*launcher, *words, str(tmp_path / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert ("1 process," in done.stderr) == (name == "launched")
+        states.append(checkpoint.load(RunFolder(tmp_path / name).latest_state())[0])
+    plain, launched = states
+    for tensor, value in plain.items():
+        assert torch.equal(launched[tensor], value), tensor
 
 
 @pytest.mark.filterwarnings("error:The AccumulateGrad node's stream")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from dualmcmc import rng, settings
 from dualmcmc.data import pack
+from dualmcmc.engine import guard
 from dualmcmc.engine.folder import RunFolder
 from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.journal import read
@@ -145,6 +146,126 @@ def test_states_from_before_the_divergence_stay(tmp_path):
     with pytest.raises(Diverged):
         train(resumed_config(out, ["guard.energy_gap=1e-9"]), out, CPU, resume=True)
     assert [path.stem for path in RunFolder(out).saved_states()] == ["000000000048", "000000000064"]
+
+
+def fails_once(monkeypatch, at):
+    """The guard sees a divergence where there is none, the first time the run comes to image `at`."""
+    real, seen = guard.check, []
+
+    def check(record, cfg):
+        if record.get("images") == at and not seen:
+            seen.append(at)
+            raise Diverged("made up")
+        real(record, cfg)
+
+    monkeypatch.setattr(guard, "check", check)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_a_rollback_is_a_resume_with_gentler_settings(tmp_path, monkeypatch, device):
+    """What follows is, bit for bit, what a person would get who resumed with the lowered settings by hand."""
+    changes = ["train.images=512", "train.log_every=1", "guard.on_divergence=rollback", "guard.lower=0.25"]
+    train(tiny(*changes), tmp_path / "by hand", device, max_images=256)
+    _, lowered = guard.gentler(tiny(*changes))
+    by_hand = resumed_config(tmp_path / "by hand", [f"{key}={value}" for key, value in lowered.items()])
+    train(by_hand, tmp_path / "by hand", device, resume=True)
+    fails_once(monkeypatch, 304)
+    said = []
+    reporter = Reporter()
+    reporter.say = said.append
+    outcome = train(tiny(*changes), tmp_path / "rolled", device, reporter=reporter)
+    assert outcome.why == "finished"
+    rolled, other = (RunFolder(tmp_path / name) for name in ("rolled", "by hand"))
+    assert_same(tensors(rolled.latest_state()), tensors(other.latest_state()))
+    (event,) = [entry for entry in read(rolled.log) if entry["kind"] == "rollback"]
+    assert event["images"] == 256
+    assert event["diverged_at"] == 304
+    assert event["lowered"] == lowered
+    assert any("rollback 1 of 3 to image 256" in text for text in said)
+    assert settings.load_config(str(rolled.config)) == by_hand
+    images = [entry["images"] for entry in read(rolled.log) if entry["kind"] == "train"]
+    assert images == sorted(set(images))  # the way that led astray is gone
+
+
+def test_rollbacks_come_to_an_end_and_are_counted_over_resumes(tmp_path, monkeypatch):
+    out, hopeless = tmp_path / "run", ["guard.energy_gap=1e-9", "guard.on_divergence=rollback", "guard.rollbacks=2"]
+    with pytest.raises(Diverged, match="after 2 rollbacks"):
+        train(tiny(*hopeless), out, CPU)
+    folder = RunFolder(out)
+    assert [entry["number"] for entry in read(folder.log) if entry["kind"] == "rollback"] == [1, 2]
+    config = resumed_config(out, [])
+    assert config.optim.energy.lr == pytest.approx(tiny().optim.energy.lr / 4)
+    with pytest.raises(Diverged, match="after 2 rollbacks"):
+        train(config, out, CPU, resume=True)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("teaching.x_chain.step_size=1e6",),
+        ("teaching.z_chain.step_size=1e3",),
+        ("optim.energy.lr=1e3", "nets.spectral_norm=false"),
+        ("optim.inference.lr=1e4",),
+    ],
+)
+def test_an_unstable_run_is_caught_within_one_log_interval(tmp_path, overrides):
+    with pytest.raises(Diverged):
+        rarely = ("train.log_every=5", "train.save_every=100000", "train.sample_every=100000")
+        train(tiny(*overrides, *rarely), tmp_path / "run", CPU)
+    (diverged,) = [entry for entry in read(RunFolder(tmp_path / "run").log) if entry["kind"] == "diverged"]
+    assert diverged["images"] == 5 * 16
+
+
+def test_a_rollback_rescues_a_run_that_was_driven_unstable(tmp_path):
+    """A z-step eight times too large blows up; a quarter of it does not."""
+    config = tiny("teaching.z_chain.step_size=0.05", "guard.z_moved=1", "guard.on_divergence=rollback",
+                  "guard.lower=0.125", "train.log_every=2")  # fmt: skip
+    assert train(config, tmp_path / "run", CPU).why == "finished"
+    numbers = [entry for entry in read(RunFolder(tmp_path / "run").log) if entry["kind"] == "rollback"]
+    assert len(numbers) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_state_costs_one_interval(tmp_path, damage):
+    """Detected, said, and the state before it is gone on from; the end is the same."""
+    config = tiny("train.keep=3", "train.images=192")
+    train(config, tmp_path / "whole", CPU)
+    out = tmp_path / "run"
+    train(config, out, CPU, max_images=128)
+    newest = RunFolder(out).latest_state()
+    content = bytearray(newest.read_bytes())
+    if damage == "cut":
+        del content[-100:]
+    else:
+        content[len(content) // 2] ^= 4
+    newest.write_bytes(content)
+    said = []
+    reporter = Reporter()
+    reporter.say = said.append
+    train(resumed_config(out, []), out, CPU, resume=True, reporter=reporter)
+    assert any(newest.name in text and "damaged" in text and "image 64" in text for text in said)
+    assert_same(*(tensors(RunFolder(tmp_path / name).latest_state()) for name in ("whole", "run")))
+    assert (newest.with_suffix(".damaged")).read_bytes() == content
+    note = next(entry for entry in read(RunFolder(out).log) if entry["kind"] == "note")
+    assert newest.name in note["text"]
+
+
+def test_a_second_run_on_the_same_folder_is_refused(tmp_path):
+    out = tmp_path / "run"
+    refused = []
+
+    class Second(Reporter):
+        def advance(self, done, iteration):
+            if iteration == 2:
+                for resume in (True, False):
+                    with pytest.raises(UserError) as error:
+                        train(tiny(), out, CPU, resume=resume)
+                    refused.append(str(error.value))
+
+    train(tiny(), out, CPU, reporter=Second())
+    assert "is being trained by" in refused[0]
+    assert "already holds a run" in refused[1]
+    train(resumed_config(out, ["train.images=160"]), out, CPU, resume=True)  # let go of at the end
 
 
 def test_a_kill_before_the_first_state_is_no_dead_end(tmp_path):

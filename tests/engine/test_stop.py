@@ -23,7 +23,7 @@ def test_a_signal_saves_and_stops(tmp_path, number, code):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     log, deadline = RunFolder(out).log, time.monotonic() + 120
-    while not (log.exists() and '"train"' in log.read_text()):
+    while not (log.exists() and '"kind": "train"' in log.read_text()):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)

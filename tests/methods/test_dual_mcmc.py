@@ -211,8 +211,8 @@ def test_stats_are_what_they_say(start_noise):
         "energy_sample": trio.energy(x_rev).mean(),
         "energy_gap": trio.energy(x_rev).mean() - trio.energy(x).mean(),
         "reconstruction_mse": (x - trio.generator(z_rev)).square().mean(),
-        "x_moved": (x_rev - start).square().mean().sqrt(),
-        "z_moved": (z_rev - z_hat).square().mean().sqrt(),
+        "x_moved": (x_rev - start).square().flatten(1).mean(1).sqrt().mean(),
+        "z_moved": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),
         "inference_data_nll": -log_q(trio, z_rev, x).mean() - constant,
         "inference_sample_nll": -log_q(trio, z, x_rev).mean() - constant,
     }

@@ -34,17 +34,17 @@ def test_samples_as_pixels_and_as_a_picture(run, tmp_path):
 def test_an_npz_has_the_samples_themselves_in_their_order(finished_run, tmp_path):
     run, again = (dualmcmc.load(finished_run, "cpu", seed=3, overrides=["sampling.batch=4"]) for _ in range(2))
     sample(run, 10, tmp_path / "a.npz")
-    parts = list(again.draw(10, rng=again.stream("prior"), noise=again.stream("x-chain")))
-    assert [len(start) for start, _ in parts] == [4, 3, 3]
+    parts = list(again.draw(10))
+    assert [(first, len(start)) for first, start, _ in parts] == [(0, 4), (4, 3), (7, 3)]
     with np.load(tmp_path / "a.npz") as stored:
-        for name, which in (("generator", 0), ("revised", 1)):
+        for name, which in (("generator", 1), ("revised", 2)):
             expected = dualmcmc.pictures.to_uint8(torch.cat([part[which] for part in parts])).permute(0, 2, 3, 1)
             assert (stored[name] == expected.numpy()).all()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz"]
 
 
 def test_an_npz_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch):
-    def breaks(n, **sources):
+    def breaks(n):
         yield from list(run.__class__.draw(run, 4))
         raise RuntimeError("half way")
 
@@ -76,14 +76,14 @@ def test_memory_does_not_grow_with_the_samples(run, tmp_path, monkeypatch):
     """20,000 images of 64x64 RGB, 490 MB as bytes of both kinds: only a part of them is alive at any time."""
     alive, most = set(), 0
 
-    def draw(n, **sources):
+    def draw(n):
         nonlocal most
         for number in range(n // 500):
             part = torch.rand(500, 3, 64, 64)
             alive.add(number)
             weakref.finalize(part, alive.discard, number)
             most = max(most, len(alive))
-            yield part, part
+            yield 500 * number, part, part
 
     monkeypatch.setattr(run, "draw", draw)
     monkeypatch.setattr(run, "energy", lambda x: x[:, 0, 0, 0].clone())

@@ -120,11 +120,14 @@ def _compiler(device: torch.device) -> Callable[..., Callable]:
     return compiler
 
 
-def compile_for_training(networks: Trio, config: Config, device: torch.device, watch: Watch = quiet) -> str | None:
-    """Have everything compiled that an iteration needs; the reason where it cannot be, and then all runs eagerly."""
+def compile_for_training(
+    networks: Trio, config: Config, batch: int, device: torch.device, watch: Watch = quiet
+) -> str | None:
+    """Have everything compiled that an iteration on `batch` images needs; the reason where it cannot be, and then all
+    runs eagerly."""
     energy, generator, inference = _evaluators(networks)
-    pairs, z = _zeros(config, 2 * config.train.batch, device)
-    x, z = pairs[: config.train.batch], z[: config.train.batch]
+    pairs, z = _zeros(config, 2 * batch, device)
+    x, z = pairs[:batch], z[:batch]
     parts = [
         (energy, Purpose.CHAIN, x),
         (generator, Purpose.CHAIN, z),

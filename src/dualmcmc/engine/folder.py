@@ -22,6 +22,7 @@ class RunFolder:
         self.states = root / "states"
         self.snapshot = root / "snapshot.safetensors"
         self.report = root / "report.html"
+        self.lock = root / ".lock"
 
     def holds_a_run(self) -> bool:
         """Whether there is a state to go on from; the first is saved before the first iteration."""
@@ -44,7 +45,7 @@ class RunFolder:
 
     def saved_states(self) -> list[Path]:
         """Full states on disk, oldest first."""
-        return sorted(path for path in self.states.glob("*.safetensors") if path.stem.isdigit())
+        return sorted(path for path in self.states.glob("*.safetensors") if path.stem.isdecimal())
 
     def latest_state(self) -> Path:
         """The newest full state."""
@@ -58,6 +59,10 @@ class RunFolder:
         for part in (self.root, self.states, self.samples):
             for path in part.glob(f".*{TEMPORARY}"):
                 path.unlink(missing_ok=True)
+
+    def set_aside(self, state: Path) -> None:
+        """A damaged state, out of the way of the sound ones; a person may want to look at it."""
+        state.replace(state.with_suffix(".damaged"))
 
     def prune_states(self, keep: int) -> None:
         """Delete all but the newest `keep` states."""

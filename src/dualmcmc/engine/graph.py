@@ -10,6 +10,7 @@ import torch
 from dualmcmc.errors import UserError, first_line
 
 WARM_UP = 3  # runs before it is captured: kernels are compiled and chosen, libraries take their memory
+WARM_UP_SHARED = 11  # the same with DDP inside, which watches its first runs (PyTorch's notes on CUDA graphs)
 
 
 class Graphed:
@@ -17,21 +18,24 @@ class Graphed:
 
     It must read and write the same tensors each time, and draw from `sources` and CUDA's own source alone. These
     go on exactly as if every run had been launched from Python, so their states can be saved at any time.
+    `shared`: it averages gradients with other processes.
     """
 
-    def __init__(self, work: Callable[[], object], device: torch.device, *sources: torch.Generator) -> None:
-        self._work, self._device, self._sources = work, device, sources
+    def __init__(
+        self, work: Callable[[], object], device: torch.device, *sources: torch.Generator, shared: bool = False
+    ) -> None:
+        self._work, self._device, self._sources, self._shared = work, device, sources, shared
         self._runs = 0
         self._aside = torch.cuda.Stream(device)  # captured work must not have run on the stream all else waits for
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def anew(self) -> Graphed:
         """The same work, to be captured again: something that it holds fast has changed."""
-        return Graphed(self._work, self._device, *self._sources)
+        return Graphed(self._work, self._device, *self._sources, shared=self._shared)
 
     def __call__(self) -> None:
         """Run it once more."""
-        if self._graph is None and self._runs >= WARM_UP:
+        if self._graph is None and self._runs >= (WARM_UP_SHARED if self._shared else WARM_UP):
             self._graph = self._captured()
         if self._graph is not None:
             self._graph.replay()

@@ -5,32 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dualmcmc.crew import ALONE, Crew
 from dualmcmc.methods.dual_mcmc import Stats
 
 
 class Window:
-    """Means of what the method reports, and the largest energy gap. Only `read` waits for the device."""
+    """What the method reported in the newest `length` iterations. Only `read` waits for the device, and for others."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = 1) -> None:
+        self._length = length
         self._names: list[str] = []
-        self._sums: Tensor | None = None
-        self._largest_gap: Tensor | None = None
+        self._rows: Tensor | None = None  # (length, numbers), the newest last
 
     def add(self, stats: Stats) -> None:
-        """Count one iteration in. The sums stay in place, so that a CUDA graph can do this too."""
-        values, gap = torch.stack([value.float() for value in stats.values()]), stats["energy_gap"].abs().float()
-        if self._sums is None or self._largest_gap is None:
+        """Count one iteration in. The rows stay in place, so that a CUDA graph can do this too."""
+        values = torch.stack([value.float() for value in stats.values()])[None]
+        if self._rows is None:
             self._names = list(stats)
-            self._sums, self._largest_gap = torch.zeros_like(values), torch.zeros_like(gap)
-        self._sums += values
-        self._largest_gap.copy_(torch.maximum(self._largest_gap, gap))
+            self._rows = values.new_zeros(self._length, values.shape[1])
+        self._rows.copy_(torch.cat([self._rows[1:], values]))
 
-    def read(self, count: int) -> dict[str, float]:
-        """The numbers of the `count` iterations since the last time; then begin a new stretch."""
-        assert self._sums is not None, "read() needs an iteration first"
-        assert self._largest_gap is not None
-        *sums, gap = torch.cat([self._sums, self._largest_gap[None]]).tolist()
-        self._sums.zero_()
-        self._largest_gap.zero_()
-        record = {name: value / count for name, value in zip(self._names, sums, strict=True)}
-        return record | {"energy_gap_max": gap}
+    def read(self, count: int, crew: Crew = ALONE) -> dict[str, float]:
+        """Means of the newest `count` iterations over all processes, and the largest energy gap."""
+        assert self._rows is not None, "read() needs an iteration first"
+        assert count <= self._length
+        rows = crew.sum_(self._rows[-count:].clone()).double() / crew.world
+        gap = rows[:, self._names.index("energy_gap")].abs().max()  # NaN, where one is among them
+        *means, gap_max = torch.cat([rows.mean(0), gap[None]]).tolist()
+        return dict(zip(self._names, means, strict=True)) | {"energy_gap_max": gap_max}

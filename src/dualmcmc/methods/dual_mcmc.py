@@ -16,7 +16,7 @@ from dualmcmc.config import Teaching
 from dualmcmc.langevin import energies, revise_x, revise_z, squared_error
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import frozen
-from dualmcmc.rng import gaussian_like
+from dualmcmc.rng import Source, gaussian, gaussian_like
 
 Stats = dict[str, Tensor]
 Together = Callable[..., Sequence[Any]]  # runs pieces of work that do not depend on each other
@@ -48,7 +48,7 @@ def dual_mcmc(
     trio: Trio,
     x: Tensor,
     z: Tensor,
-    rng: torch.Generator | None,
+    rng: Source,
     cfg: Teaching,
     teach_energy: bool = True,
     together: Together = in_turn,
@@ -84,13 +84,13 @@ def dual_mcmc(
     )
     with torch.no_grad():
         moved = {
-            "x_moved": (x_rev - x_start).square().mean().sqrt(),
-            "z_moved": (z_rev - z_hat).square().mean().sqrt(),
+            "x_moved": (x_rev - x_start).square().flatten(1).mean(1).sqrt().mean(),
+            "z_moved": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),
         }
     return Losses(energy, generator, inference, energy_stats | generator_stats | inference_stats | moved)
 
 
-def chain_start(x_hat: Tensor, rng: torch.Generator | None, cfg: Teaching) -> Tensor:
+def chain_start(x_hat: Tensor, rng: Source, cfg: Teaching) -> Tensor:
     """Where the x-chain starts: g(z), with the noise of p(x|z) where `start_noise` asks for it."""
     start = x_hat.detach()
     return start + cfg.start_noise * gaussian_like(start, rng) if cfg.start_noise > 0 else start
@@ -133,12 +133,12 @@ def step(
     trio: Trio,
     optimizers: Optimizers,
     x: Tensor,
-    rng: torch.Generator | None,
+    rng: Source,
     cfg: Teaching,
     together: Together = in_turn,
 ) -> Stats:
     """Algorithm 1, one iteration with its three updates, on data x (B, ...). Returns what was seen."""
-    z = torch.randn(len(x), cfg.latent_dim, dtype=x.dtype, device=x.device, generator=rng)
+    z = gaussian((len(x), cfg.latent_dim), x, rng)
     losses = dual_mcmc(trio, x, z, rng, cfg, not cfg.second_x_chain, together)
     stats = losses.stats
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dualmcmc.crew import Crew
+
 
 class Moments:
     """Mean and covariance of vectors that come in parts, in double precision: memory is one matrix."""
@@ -40,6 +42,12 @@ class Moments:
         self.count += len(rows)
         self._sum += rows.sum(0)
         self._products.addmm_(rows.T, rows)
+
+    def join(self, crew: Crew) -> None:
+        """Take in what the other processes have."""
+        self.count = sum(crew.gather(self.count))
+        crew.sum_(self._sum)
+        crew.sum_(self._products)
 
     @property
     def mean(self) -> Tensor:

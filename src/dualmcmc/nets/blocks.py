@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from dualmcmc.config import stages
+from dualmcmc.nets.batchnorm import BatchNorm2d
 
 IMAGE_CHANNELS = 4  # a map of no more is an image, not features
 
@@ -220,7 +221,7 @@ class UpBlock(nn.Module):
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.BatchNorm2d(inside), nn.BatchNorm2d(outside)
+        self.norm1, self.norm2 = BatchNorm2d(inside), BatchNorm2d(outside)
         self.conv1 = Conv2d(inside, outside, 3, padding=1)
         self.conv2 = Conv2d(outside, outside, 3, padding=1)
         self.shortcut = Conv2d(inside, outside, 1)

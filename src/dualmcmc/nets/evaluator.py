@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from dualmcmc.nets.batchnorm import BatchNorm2d
 from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d
 from dualmcmc.nets.frozen import frozen, not_iterating
 
@@ -221,6 +222,8 @@ def _in_the_mode_of(net: nn.Module, bare: nn.Module) -> nn.Module:
         module.training = like.training
         if isinstance(module, _BatchNorm) and isinstance(like, _BatchNorm):
             module.track_running_stats = like.track_running_stats
+        if isinstance(module, BatchNorm2d) and isinstance(like, BatchNorm2d):
+            module.across = like.across
     return bare
 
 

@@ -10,6 +10,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from dualmcmc.nets.batchnorm import BatchNorm2d
+
 Network = Callable[..., Any]
 
 
@@ -67,8 +69,11 @@ def sampling_mode(net: torch.nn.Module, batchnorm: str) -> Iterator[None]:
     """
     modes = {module: module.training for module in net.modules()}
     norms = [m for m in modes if isinstance(m, _BatchNorm) and m.track_running_stats and batchnorm == "batch"]
+    shared = [m for m in modes if isinstance(m, BatchNorm2d) and m.across]
     try:
         net.eval()
+        for one in shared:  # other processes need not sample now
+            one.across = False
         for norm in norms:
             norm.train()
             norm.track_running_stats = False
@@ -78,3 +83,5 @@ def sampling_mode(net: torch.nn.Module, batchnorm: str) -> Iterator[None]:
             module.training = training
         for norm in norms:
             norm.track_running_stats = True
+        for one in shared:
+            one.across = True

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualmcmc.config import stages
+from dualmcmc.nets.batchnorm import BatchNorm2d
 from dualmcmc.nets.blocks import Conv2d, ConvTranspose2d, FromLatents, UpBlock, resnet_widths
 
 
@@ -38,7 +39,7 @@ class ResnetGenerator(nn.Module):
         widths = resnet_widths(size, nef)
         self.start = nn.Linear(latent_dim, widths[0] * self.base**2)
         self.blocks = nn.Sequential(*(UpBlock(inside, outside) for inside, outside in pairwise(widths)))
-        self.norm = nn.BatchNorm2d(widths[-1])
+        self.norm = BatchNorm2d(widths[-1])
         self.out = Conv2d(widths[-1], channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:

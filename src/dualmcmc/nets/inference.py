@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dualmcmc.config import stages
 from dualmcmc.nets.blocks import Conv2d
-from dualmcmc.rng import gaussian_like
+from dualmcmc.rng import Source, gaussian_like
 
 
 class Gaussian(NamedTuple):
@@ -19,7 +19,7 @@ class Gaussian(NamedTuple):
     mean: Tensor
     log_var: Tensor
 
-    def sample(self, rng: torch.Generator | None = None) -> Tensor:
+    def sample(self, rng: Source = None) -> Tensor:
         """A draw, (B, d)."""
         return self.mean + torch.exp(0.5 * self.log_var) * gaussian_like(self.mean, rng)
 

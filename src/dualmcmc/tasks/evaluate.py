@@ -69,7 +69,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure a run. `images`: None for its own; `features`: None for FID's network as it was fetched.
 
-    Memory does not grow with the samples, but for KID, precision, recall and IS, which need all features.
+    Memory does not grow with the samples, but for KID, precision, recall and IS, which need all features. The processes
+    of the run's crew share the work, and all have the result.
     """
     wanted = check_metrics(metrics)
     if samples < 2:
@@ -110,7 +111,7 @@ def _measure_samples(
     begun = time.monotonic()
     whole = bool({"kid", "precision", "recall"} & set(metrics))  # what needs all features of the real images
     what = data.describe(run.config.data, images)
-    real, result.reference_cached = reference(images.train, what, features, whole, watch)
+    real, result.reference_cached = reference(images.train, what, features, whole, watch, run.crew)
     result.seconds["reference"] = time.monotonic() - begun
     drawn = sample_features(run, count, features, whole or "is" in metrics, watch, result.seconds)
     begun = time.monotonic()
@@ -144,13 +145,15 @@ def sample_features(
 
     run.expect(count, watch)
     last = time.monotonic()
-    with watch("samples, generator and EBM", count, "images") as advance:
-        for parts in run.draw(count, rng=run.stream("prior"), noise=run.stream("x-chain")):
+    with run.crew.alike(), watch("samples, generator and EBM", count, "images") as advance:
+        for first, *parts in run.draw(count):
             lap("drawing")
             for target, part in zip(found, parts, strict=True):
-                target.add(features(to_uint8(finite(part))))
+                target.add(features(to_uint8(finite(part))), first)
             lap("features")
-            advance(len(parts[0]))
+            advance(len(parts[0]) * run.crew.world)
+    for target in found:
+        target.join(run.crew)
     if seconds is not None:
         seconds |= spent
     return found

@@ -137,9 +137,12 @@ def _check_shape(run: Run, path: Path) -> None:
 
 
 def batches(run: Run, store: Store, watch: Watch = quiet, what: str = "") -> Iterator[tuple[np.ndarray, Tensor]]:
-    """The images in even parts of at most `sampling.batch`: their numbers, and they in [-1, 1] on the device."""
+    """The images in even parts of at most `sampling.batch`: their numbers, and they in [-1, 1] on the device.
+
+    Each process of the crew gets parts of its own.
+    """
     parts = np.array_split(np.arange(len(store)), max(1, -(-len(store) // run.config.sampling.batch)))
     with watch(what, len(store), "images") as advance:
-        for part in parts:
+        for part in parts[run.crew.rank :: run.crew.world]:
             yield part, from_uint8(store.take(part).to(run.device))
-            advance(len(part))
+            advance(len(part) * run.crew.world)

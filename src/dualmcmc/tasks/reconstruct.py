@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dualmcmc.crew import Crew
 from dualmcmc.data.store import Store
 from dualmcmc.metrics.pixels import psnr, squared_errors, ssim
 from dualmcmc.pictures import grid, save_png, side_by_side, to_uint8
@@ -29,6 +30,11 @@ class Likeness:
         y = finite(y).clamp(-1, 1)  # as a picture of it would be; a chain on x can leave the range
         self._count += len(x)
         self._totals += torch.stack([squared_errors(x, y).sum(), psnr(x, y).sum(), ssim(x, y).sum()]).cpu()
+
+    def join(self, crew: Crew) -> None:
+        """Take in what the other processes have."""
+        counts, totals = zip(*crew.gather((self._count, self._totals)), strict=True)
+        self._count, self._totals = sum(counts), torch.stack(totals).sum(0)
 
     def numbers(self) -> dict[str, float]:
         """Means over the images; MSE per pixel on both scales in use."""
@@ -58,9 +64,9 @@ def reconstruct(
     """Images through I and G, without and with the z-chain; the first `keep` are kept. Memory stays bounded."""
     likeness = (Likeness(), Likeness())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
-    rng = run.stream("z-chain")
     run.expect(len(images), watch, z_chain=True)
     for part, x in batches(run, images, watch, "reconstructing"):
+        rng = run.stream("z-chain", int(part[0]))
         for kind, length in enumerate((0, steps)):
             y = run.reconstruct(x, length, rng)
             likeness[kind].add(x, y)
@@ -87,19 +93,23 @@ def save_picture(result: Reconstruction, out: Path) -> None:
 def compare_starts(run: Run, images: Store, watch: Watch = quiet) -> dict[str, dict[str, float]]:
     """The paper's comparison (Fig.ssim): inference alone, inference + L steps, and chains started from noise.
 
-    A chain from noise after 10 steps is the same chain on its way to 30, so one is run and looked at.
+    A chain from noise after 10 steps is the same chain on its way to 30, so one is run and looked at. The processes of
+    the run's crew share the images.
     """
     own = run.config.teaching.z_chain.steps
     after = sorted({own, *FROM_NOISE})
     found = {"inference": Likeness(), f"inference+{own}": Likeness()} | {f"noise+{k}": Likeness() for k in after}
-    inferred, from_noise = run.stream("z-chain"), run.stream("from noise")
     run.expect(len(images), watch, z_chain=True)
-    for _, x in batches(run, images, watch, "reconstructing"):
-        z = run.infer(x).mean
-        found["inference"].add(x, run.generate(z))
-        found[f"inference+{own}"].add(x, run.generate(run.revise_z(z, x, rng=inferred)))
-        z, done = run.prior(len(x), from_noise), 0
-        for steps in after:
-            z, done = run.revise_z(z, x, steps - done, from_noise), steps
-            found[f"noise+{steps}"].add(x, run.generate(z))
+    with run.crew.alike():
+        for part, x in batches(run, images, watch, "reconstructing"):
+            inferred, from_noise = (run.stream(purpose, int(part[0])) for purpose in ("z-chain", "from noise"))
+            z = run.infer(x).mean
+            found["inference"].add(x, run.generate(z))
+            found[f"inference+{own}"].add(x, run.generate(run.revise_z(z, x, rng=inferred)))
+            z, done = run.prior(len(x), from_noise), 0
+            for steps in after:
+                z, done = run.revise_z(z, x, steps - done, from_noise), steps
+                found[f"noise+{steps}"].add(x, run.generate(z))
+    for likeness in found.values():
+        likeness.join(run.crew)
     return {name: likeness.numbers() for name, likeness in found.items()}

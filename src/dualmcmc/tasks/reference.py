@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dualmcmc.crew import ALONE, Crew
 from dualmcmc.data.cache import cache_folder
 from dualmcmc.data.store import Store
 from dualmcmc.errors import UserError
@@ -23,6 +24,7 @@ from dualmcmc.metrics.frechet import Moments
 from dualmcmc.progress import Watch, quiet
 
 FOLDER = "statistics"
+PART = 1000  # images looked at together
 METHOD = "tf1-bilinear-299"  # how images are brought to the network: another one would be another statistic
 
 
@@ -31,22 +33,33 @@ class FeatureSet:
 
     def __init__(self, features: Features, keep: bool) -> None:
         self.moments = Moments(features.dimension, features.device)
-        self._kept: list[Tensor] | None = [] if keep else None
+        self._kept: dict[int, Tensor] | None = {} if keep else None  # by the number of the first of them
 
-    def add(self, rows: Tensor) -> None:
-        """Take in (N, D)."""
+    def add(self, rows: Tensor, first: int) -> None:
+        """Take in (N, D), of which the first has this number."""
         self.moments.add(rows)
         if self._kept is not None:
-            self._kept.append(rows.cpu())
+            self._kept[first] = rows.cpu()
+
+    def join(self, crew: Crew) -> None:
+        """Take in what the other processes have."""
+        self.moments.join(crew)
+        if self._kept is not None:
+            self._kept = {first: rows for part in crew.gather(self._kept) for first, rows in part.items()}
 
     def rows(self) -> Tensor:
         """All of them, in memory (not on the GPU)."""
         assert self._kept is not None
-        return torch.cat(self._kept)
+        return torch.cat([self._kept[first] for first in sorted(self._kept)])
 
 
 def reference(
-    images: Store, what: dict[str, Any], features: Features, keep: bool = False, watch: Watch = quiet
+    images: Store,
+    what: dict[str, Any],
+    features: Features,
+    keep: bool = False,
+    watch: Watch = quiet,
+    crew: Crew = ALONE,
 ) -> tuple[FeatureSet, bool]:
     """Features of a whole set; from the cache where only moments are wanted. Also whether they came from there.
 
@@ -68,17 +81,19 @@ def reference(
     path = _path(key)
     found = FeatureSet(features, keep)
     if not keep:
-        known = _read(path, key, features.device)
+        known = crew.from_first(lambda: _read(path, key))  # others may have another cache, and must do the same
         if known is not None:
-            found.moments = known
+            found.moments = Moments.known(known[0], *(moment.to(features.device) for moment in known[1:]))
             return found, True
-    with watch(f"features of {what['source']} {what['split']}", len(images), "images") as advance:
-        for start in range(0, len(images), 1000):
-            part = images.take(np.arange(start, min(start + 1000, len(images))))
-            found.add(features(part))
-            advance(len(part))
-    with suppress(UserError):  # a cache that cannot be written to costs the next call time, not this one its result
-        _write(path, key, found.moments)
+    with crew.alike(), watch(f"features of {what['source']} {what['split']}", len(images), "images") as advance:
+        for start in range(PART * crew.rank, len(images), PART * crew.world):
+            part = images.take(np.arange(start, min(start + PART, len(images))))
+            found.add(features(part), start)
+            advance(len(part) * crew.world)
+    found.join(crew)
+    if crew.leads:
+        with suppress(UserError):  # a cache that cannot be written to costs the next call time, not this its result
+            _write(path, key, found.moments)
     # as they will come from the cache, so that the next number is the same to the last digit
     found.moments = Moments.known(len(images), found.moments.mean, found.moments.covariance)
     return found, False
@@ -97,8 +112,8 @@ def _write(path: Path, key: dict[str, Any], moments: Moments) -> None:
         save_file(tensors, str(temporary), metadata=header)
 
 
-def _read(path: Path, key: dict[str, Any], device: torch.device) -> Moments | None:
-    """What was worked out before, if it is sound and of the same images and network."""
+def _read(path: Path, key: dict[str, Any]) -> tuple[int, Tensor, Tensor] | None:
+    """What was worked out before, if it is sound and of the same images and network: count, mean, covariance."""
     if not path.exists():
         return None
     try:
@@ -110,7 +125,7 @@ def _read(path: Path, key: dict[str, Any], device: torch.device) -> Moments | No
         return None
     if header.get("key") != json.dumps(key, sort_keys=True) or header.get("sha256") != _checksum(tensors):
         return None
-    return Moments.known(count, tensors["mean"].to(device), tensors["covariance"].to(device))
+    return count, tensors["mean"], tensors["covariance"]
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -14,15 +14,16 @@ from torch import Tensor
 from dualmcmc import rng as random_numbers
 from dualmcmc import settings
 from dualmcmc.config import Chain, Config
+from dualmcmc.crew import ALONE, Crew
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.accelerate import choose, compile_for_use, evaluators
 from dualmcmc.engine.device import make_repeatable, pick
 from dualmcmc.engine.folder import RunFolder
-from dualmcmc.engine.state import load_live_trio, read_config
+from dualmcmc.engine.state import build_filled, load_live_trio, read_config
 from dualmcmc.errors import UserError
 from dualmcmc.files import digest
 from dualmcmc.langevin import Trace, revise_x, revise_z
-from dualmcmc.nets import Gaussian, Trio, build
+from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import frozen, sampling_mode
 from dualmcmc.progress import Watch, quiet
 
@@ -47,8 +48,10 @@ class Run:
         file: Path | None = None,
         ema: bool = True,
         sha256: str | None = None,
+        crew: Crew = ALONE,
     ) -> None:
         self.config, self.device, self.images, self.seed = config, device, images, seed
+        self.crew = crew  # the processes that share the work of `draw`, and of tasks that say so
         self._refused = False  # by a compiler
         self.file, self.sha256, self.ema = file, sha256, ema  # of the weights: whence, which, whether averaged
         self.trio = trio.to(device).eval().requires_grad_(False)
@@ -60,23 +63,23 @@ class Run:
         """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. steps=0: x_hat itself."""
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}.")
-        return torch.cat([revised for _, revised in self.draw(n, steps, rng)])
+        self.expect(n)
+        parts = (self.generate(self.prior(size, rng)) for size in self._sizes(n))
+        return torch.cat([self.revise_x(x_hat, steps, rng) for x_hat in parts])
 
-    def draw(
-        self,
-        n: int,
-        steps: int | None = None,
-        rng: torch.Generator | None = None,
-        noise: torch.Generator | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """n samples in parts of at most `sampling.batch`: generator samples x_hat, and the same after the x-chain.
+    def draw(self, n: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """n samples in parts of at most `sampling.batch`, of which each process of the crew has its own.
 
-        `noise`: another source for the chain, so that x_hat does not depend on it.
+        Of each part: how many samples come before it, generator samples x_hat, and the same after the x-chain. A part
+        has random numbers of its own, so it does not matter who draws it; x_hat and the chain have too.
         """
         self.expect(n)
-        for size in self._sizes(n):
-            x_hat = self.generate(self.prior(size, rng))
-            yield x_hat, self.revise_x(x_hat, steps, noise or rng)
+        first = 0
+        for number, size in enumerate(self._sizes(n)):
+            if number % self.crew.world == self.crew.rank:
+                x_hat = self.generate(self.prior(size, self.stream("prior", first)))
+                yield first, x_hat, self.revise_x(x_hat, rng=self.stream("x-chain", first))
+            first += size
 
     def expect(self, n: int, watch: Watch = quiet, z_chain: bool = False) -> None:
         """Chains for n images are to come, on x or on z: for many of them, networks are compiled as `engine` says."""
@@ -107,9 +110,12 @@ class Run:
         parts = max(1, -(-n // self.config.sampling.batch))
         return [n // parts + (part < n % parts) for part in range(parts)]
 
-    def stream(self, purpose: str) -> torch.Generator:
-        """A source for one purpose, fixed by the seed alone: what else was drawn before has no say in it."""
-        path = (random_numbers.Stream.USE, zlib.crc32(purpose.encode()))
+    def stream(self, purpose: str, first: int = 0) -> torch.Generator:
+        """A source for one purpose, fixed by the seed alone: what else was drawn before has no say in it.
+
+        `first`: for the part of the work that begins with this item; the part at 0 has the purpose's own.
+        """
+        path = (random_numbers.Stream.USE, zlib.crc32(purpose.encode()), *([first] if first else []))
         return random_numbers.generator(random_numbers.derive(self.seed, *path), self.device)
 
     def check_traced(self, n: int) -> None:
@@ -240,20 +246,21 @@ def load(
     ema: bool = True,
     seed: int = 0,
     overrides: Sequence[str] = (),
+    crew: Crew = ALONE,
 ) -> Run:
     """A run from its folder, or from a snapshot file alone.
 
     ema=False takes the weights as trained, not their average (needs the run folder's full state).
     `overrides` change how the run is used: "sampling.steps=70", "sampling.batch=100".
     """
-    where, place = Path(path).expanduser(), pick(str(device))
+    where, place = Path(path).expanduser(), crew.device(pick(str(device)))
     if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
         folder = RunFolder(where)
         folder.require_run()
         if not ema:
             state = folder.latest_state()
             config, trio = load_live_trio(state)
-            return _run(config, trio, place, int(state.stem), seed, overrides, state, ema)
+            return _run(config, trio, place, int(state.stem), seed, overrides, state, ema, crew)
         where = folder.snapshot
         if not where.exists():
             again = f"'dualmcmc train --resume --out {folder.root}'"
@@ -264,9 +271,8 @@ def load(
     if "rng" in info:
         raise UserError(f"'{where}' is a full training state: name the run folder or its snapshot.")
     config = read_config(where)
-    trio = build(config)
-    checkpoint.fill(trio, tensors, where)
-    return _run(config, trio, place, info["images"], seed, overrides, where, ema)
+    trio = build_filled(config, tensors, where)
+    return _run(config, trio, place, info["images"], seed, overrides, where, ema, crew)
 
 
 def _run(
@@ -278,10 +284,11 @@ def _run(
     overrides: Sequence[str],
     file: Path,
     ema: bool,
+    crew: Crew,
 ) -> Run:
     make_repeatable(device, config.train.deterministic)
     sha256 = digest(file, "sha256").hexdigest()  # now: a run in training writes another snapshot sooner or later
-    return Run(_changed(config, overrides), trio, device, images, seed, file, ema, sha256)
+    return Run(_changed(config, overrides), trio, device, images, seed, file, ema, sha256, crew)
 
 
 def _changed(config: Config, overrides: Sequence[str]) -> Config:

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,25 +32,28 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
     """Draw n samples and write them to `out`; returns mean energies and how far the chain moved.
 
     .png: generator samples left, revised right. .npz: bytes, (N, H, W, C), as `generator` and `revised`,
-    written as they come, so that memory does not grow with n.
+    written as they come, so that memory does not grow with n. The processes of the run's crew share the work, the
+    first writes.
     """
-    check_target(out, ".png", ".npz")
-    if n < 1:
-        raise UserError(f"-n must be at least 1, not {n}.")
-    if n > MOST_IN_A_PICTURE and out.suffix.lower() == ".png":
-        raise UserError(f"-n {n} is too many for a picture (at most {MOST_IN_A_PICTURE}): use --out FILE.npz.")
+    with run.crew.alike():
+        if run.crew.leads:
+            check_target(out, ".png", ".npz")
+        if n < 1:
+            raise UserError(f"-n must be at least 1, not {n}.")
+        if n > MOST_IN_A_PICTURE and out.suffix.lower() == ".png":
+            raise UserError(f"-n {n} is too many for a picture (at most {MOST_IN_A_PICTURE}): use --out FILE.npz.")
     totals = torch.zeros(3, dtype=torch.float64)
     kept: list[tuple[Tensor, Tensor]] = []
     run.expect(n, watch)
     with ExitStack() as open_files:
         shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
-        add = open_files.enter_context(_npz(out, shape)) if out.suffix.lower() == ".npz" else None
+        to_npz = out.suffix.lower() == ".npz" and run.crew.leads
+        add = open_files.enter_context(_npz(out, shape)) if to_npz else None
         advance = open_files.enter_context(watch("sampling", n, "images"))
-        for start, revised in run.draw(n, rng=run.stream("prior"), noise=run.stream("x-chain")):
-            moved = (finite(revised) - start).square().flatten(1).mean(1)
-            totals += torch.stack([run.energy(start).sum(), run.energy(revised).sum(), moved.sum()]).double().cpu()
+        for start, revised, sums in _in_order(run, n):
+            totals += sums
             if add is None:
-                kept.append((to_uint8(start).cpu(), to_uint8(revised).cpu()))
+                kept.append((start, revised))
             else:
                 add(start, revised)
             advance(len(start))
@@ -63,6 +67,25 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
         "x_moved": moved_square**0.5,
         "steps": run.config.sampling_chain.steps,
     }
+
+
+def _in_order(run: Run, n: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Samples as bytes, generator and revised, and sums of their energies and of how far they moved, in parts.
+
+    The processes of the run's crew draw them side by side; the first gets all, in their order.
+    """
+    drawn = run.draw(n)
+    left = True
+    while left:
+        made = None
+        with run.crew.alike():
+            for _, start, revised in islice(drawn, 1):
+                moved = (finite(revised) - start).square().flatten(1).mean(1)
+                sums = torch.stack([run.energy(start).sum(), run.energy(revised).sum(), moved.sum()]).double()
+                made = to_uint8(start).cpu(), to_uint8(revised).cpu(), sums.cpu()
+        parts = [part for part in run.crew.gather(made) if part is not None]
+        yield from parts if run.crew.leads else ()
+        left = len(parts) == run.crew.world
 
 
 @contextmanager
@@ -94,7 +117,7 @@ def _member(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> Iter
 
 
 def _pixels(images: Tensor) -> bytes:
-    return to_uint8(images).permute(0, 2, 3, 1).contiguous().cpu().numpy().tobytes()
+    return images.permute(0, 2, 3, 1).contiguous().numpy().tobytes()
 
 
 @dataclass(frozen=True)
