@@ -2,13 +2,14 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +38,18 @@ def environment(**more):
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
 
 
+def free_port():
+    """One that no other process is given by the system meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return str(port)
+
+
 def launched(count, *words, environments=None):
     """`count` processes as torchrun would start them, without its agent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
     common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
               "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}  # fmt: skip
 
@@ -174,7 +182,7 @@ def test_launchers(launcher, tmp_path):
     if launcher == "srun":  # what it sets for two tasks on one machine
         given = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NNODES": "1", "SLURM_STEP_NUM_NODES": "1",
                  "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NODEID": "0",
-                 "SLURM_NODELIST": "localhost", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}  # fmt: skip
+                 "SLURM_NODELIST": "localhost", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}  # fmt: skip
         each = [{**given, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in (0, 1)]
         codes, said = ended(launched(2, "-m", "dualmcmc", *words, environments=each))
         assert codes == [0, 0], said

@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -126,6 +127,8 @@ def connect(device_name: str) -> Several:
     device = pick(device_name)
     if device.index is not None:
         raise UserError(f"--device {device}: a launcher gives each process its own; name cuda or cpu.")
+    # A compiled gradient of a 1x1 convolution has its channels last, and costs DDP a copy that no clock notices.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     lightning = _lightning()
     logging.getLogger(lightning.__name__).setLevel(logging.WARNING)
     # Buffers are not broadcast: spectral norms are worked out alike everywhere, BatchNorm's are averaged when saved.
