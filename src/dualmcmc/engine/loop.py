@@ -104,9 +104,11 @@ def _train(
         use_threads(config.engine.threads)
         means = choose(config.engine, device)
         fingerprint = data.fingerprint(images.train)
-        if any(other != fingerprint for other in crew.gather(fingerprint)):
-            raise UserError("the processes see different images: data.path must lead to the same on every machine.")
         state = TrainState(config, device, fingerprint, crew)
+    seen = crew.gather(fingerprint)
+    with crew.alike():
+        if len(set(seen)) > 1:
+            raise UserError("the processes see different images: data.path must lead to the same on every machine.")
     same_noise, damaged = _restore(state, folder) if resume else (True, [])
     with crew.alike():
         cfg, batch = config.data, config.train.batch
