@@ -73,6 +73,24 @@ def look(folder):
     return writing, repeated
 
 
+def wait(child, out, moment, writing):
+    """Until the moment; and, with `writing`, until a file is being written. False: the child has ended before."""
+    folder = RunFolder(out)
+    while True:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return False
+        if time.monotonic() >= moment and (not writing or any(map(half_written, (folder.states, folder.root)))):
+            return True
+
+
+def half_written(place):
+    """Whether a file there is on its way to its name."""
+    try:
+        return any(entry.name.endswith(".tmp") for entry in os.scandir(place))
+    except FileNotFoundError:
+        return False
+
+
 def battery(root, kills, seed):
     """Kill `kills` times, over as many runs as that takes."""
     chance, whole = random.Random(seed), finish(root / "whole")
@@ -81,10 +99,7 @@ def battery(root, kills, seed):
         out = root / f"killed{counts['runs']}"
         while counts["kills"] < kills:
             child = start(out)
-            deadline = time.monotonic() + chance.uniform(0, LONGEST)
-            while (ended := os.waitpid(child, os.WNOHANG)[0] != 0) is False and time.monotonic() < deadline:
-                time.sleep(0.0005)
-            if ended:
+            if not wait(child, out, time.monotonic() + chance.uniform(0, LONGEST), chance.random() < 0.5):
                 break
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -74,11 +74,7 @@ def rewritten(path, **changes):
         info[key] = value
     metadata |= {"info": json.dumps(info), "sha256": checkpoint.BLANK.decode(), **changes}
     save_file(load_file(path), path, metadata)
-    with open(path, "rb+") as file:
-        place = checkpoint._seal_place(file)
-        seal = checkpoint._checksum(file, place)
-        file.seek(place)
-        file.write(seal.encode())
+    checkpoint.seal(path)
 
 
 def test_states_that_are_sound_but_not_of_this_run(call, run_folder):

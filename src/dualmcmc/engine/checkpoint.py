@@ -40,11 +40,16 @@ def save(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
             safetensors.torch.save_file(stored, temporary, metadata)
         except safetensors.SafetensorError as error:  # a full disk, in its words
             raise CannotWrite(f"cannot write '{path}': {first_line(error).rpartition('error: ')[2]}.") from None
-        with open(temporary, "rb+") as file:
-            place = _seal_place(file)
-            seal = _checksum(file, place)
-            file.seek(place)
-            file.write(seal.encode())
+        seal(temporary)
+
+
+def seal(path: Path) -> None:
+    """Put the checksum of a file that has none yet into its place."""
+    with open(path, "rb+") as file:
+        place = _seal_place(file)
+        checksum = _checksum(file, place)
+        file.seek(place)
+        file.write(checksum.encode())
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -68,11 +73,11 @@ def verify(path: Path) -> None:
 
 def _check_seal(file: Any, path: Path) -> None:
     """A file without a seal is another program's, or another version's: that is for the header to say."""
-    seal = (file.metadata() or {}).get("sha256")
-    if seal is None:
+    written = (file.metadata() or {}).get("sha256")
+    if written is None:
         return
     with open(path, "rb") as content:
-        if _checksum(content, _seal_place(content)) != seal:
+        if _checksum(content, _seal_place(content)) != written:
             raise Damaged(f"'{path}' is damaged (its checksum is wrong).")
 
 

@@ -29,8 +29,8 @@ class StopSignals:
 
     @property
     def seconds_ago(self) -> float:
-        """How long ago a stop was first asked for."""
-        return time.monotonic() - self._asked_at
+        """How long ago this process was first asked to stop; 0 where it was not."""
+        return time.monotonic() - self._asked_at if self.received is not None else 0.0
 
     @contextmanager
     def nothing_to_save(self) -> Iterator[None]:
