@@ -1,6 +1,6 @@
 # make run   train the default preset, write samples, curves and a report, say where they are
 # make test  lint, type check and the whole test suite
-# make faults  kills, damaged files, full disks, several processes and fuzz, many times over (about 25 minutes)
+# make faults  kills, damaged files, full disks, several processes and fuzz, many times over (about 15 minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 ifndef RUN

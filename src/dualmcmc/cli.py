@@ -12,7 +12,8 @@ import typer
 
 from dualmcmc import __version__, cli_bench, cli_data, cli_doctor, cli_measure, cli_tasks, settings
 from dualmcmc.cli_data import Json, print_json
-from dualmcmc.cli_options import Average, Device, Seed, working_crew
+from dualmcmc.cli_options import Average, Device, Seed, refuse_a_crew, working_crew
+from dualmcmc.config import Config
 from dualmcmc.crew import is_launched, rank_given
 from dualmcmc.errors import Diverged, ProcessLost, UserError, nearest
 from dualmcmc.files import check_target
@@ -69,9 +70,7 @@ def _start(
     elif context.invoked_subcommand is None:
         print(context.get_help())
     elif is_launched() and context.invoked_subcommand not in IN_A_CREW:
-        if rank_given() > 0:
-            raise typer.Exit(2)
-        raise UserError(f"'{context.invoked_subcommand}' is for one process: call it without the launcher.")
+        refuse_a_crew(context.invoked_subcommand)
 
 
 @app.command()
@@ -97,7 +96,8 @@ def train(
 
     Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full
     states to resume from. Ctrl-C (or SIGTERM) saves and stops. Exit codes: 0 done, 2 bad input,
-    3 diverged, 4 another process of several was lost, 130 and 143 stopped by a signal.
+    3 diverged, 4 another process of several was lost, 130 and 143 stopped by a signal (of each
+    process; a launcher has its own).
 
     \b
     Examples:
@@ -109,20 +109,26 @@ def train(
     preset, changes = _words(preset, overrides)
     if seed is not None:
         changes.append(f"seed={seed}")
-    for name, limit in (("--max-images", max_images), ("--max-minutes", max_minutes)):
-        if limit is not None and not limit > 0:
-            raise UserError(f"{name} must be greater than 0, not {limit}.")
     folder = out or Path("runs") / Path(preset or "digits").stem
+
+    def chosen() -> Config:
+        for name, limit in (("--max-images", max_images), ("--max-minutes", max_minutes)):
+            if limit is not None and not limit > 0:
+                raise UserError(f"{name} must be greater than 0, not {limit}.")
+        if not resume:
+            return settings.load_config(preset or "digits", changes)
+        from dualmcmc.engine.loop import resumed_config
+
+        return resumed_config(folder, changes, preset)
+
     with working_crew(device) as crew:
-        with crew.alike():
-            chosen = None if resume else settings.load_config(preset or "digits", changes)
+        config = crew.from_first(chosen)
 
         from dualmcmc.data.machine import in_words
         from dualmcmc.engine import loop
         from dualmcmc.engine.progress import reporter
 
-        chosen = chosen or crew.from_first(lambda: loop.resumed_config(folder, changes, preset))
-        outcome = loop.train(chosen, folder, device, resume, max_images, max_minutes, reporter(), crew)
+        outcome = loop.train(config, folder, device, resume, max_images, max_minutes, reporter(), crew)
     unfinished = outcome.why != "finished"
     if not crew.leads:
         pass

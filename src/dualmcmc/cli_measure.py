@@ -94,6 +94,10 @@ def evaluate(
                     missing = {name: str(error) for name in wanted if name in task.OF_SAMPLES}
                     wanted = [name for name in wanted if name not in missing]
             own = data.load(loaded.config.data, watch_for(crew))
+        lacking = crew.gather(bool(missing))
+        with crew.alike():
+            if any(lacking) and not all(lacking):
+                raise UserError("Inception is not on every machine: fetch it there, or name --metrics without it.")
         what = data.describe(loaded.config.data, own)
         result = task.evaluate(loaded, wanted, samples, own, features, watch_for(crew))
     if not crew.leads:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from dualmcmc.cli_data import CROP_NAMES, checked_crop, print_json
-from dualmcmc.crew import ALONE, Crew, launch
+from dualmcmc.crew import ALONE, Crew, launch, rank_given
 from dualmcmc.errors import UserError
 from dualmcmc.files import check_target
 from dualmcmc.progress import Watch, quiet, show
@@ -66,8 +66,16 @@ TrustInception = Annotated[
 def working_crew(device: str) -> Iterator[Crew]:
     """The processes of this call: those a launcher started, or this one alone."""
     crew = launch(device)
-    yield crew
+    with crew.watching():
+        yield crew
     crew.close()  # not after a failure: the others may be gone
+
+
+def refuse_a_crew(what: str) -> NoReturn:
+    """For what one process does, and several would do several times; the first says so."""
+    if rank_given() > 0:
+        raise typer.Exit(2)
+    raise UserError(f"'{what}' is for one process: call it without the launcher.")
 
 
 def watch_for(crew: Crew) -> Watch:

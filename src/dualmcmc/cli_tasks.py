@@ -31,6 +31,7 @@ from dualmcmc.cli_options import (
     load_run,
     metric_words,
     network_facts,
+    refuse_a_crew,
     say,
     watch_for,
     working_crew,
@@ -117,7 +118,7 @@ def _long_run(
     from dualmcmc.tasks import sample as task
 
     if is_launched():
-        raise UserError("'--long-run' is for one process: call it without the launcher.")
+        refuse_a_crew("--long-run")
     job = Job(run, "long-run", out)
     loaded = load_run(run, device, ema, seed, steps, step_size, temperature, batch=batch)
     result = task.long_run(loaded, n, steps)

@@ -42,7 +42,10 @@ class Crew:
 
     @contextmanager
     def alike(self) -> Iterator[None]:
-        """What all do before they work together: where it fails in one, it fails in all, and is said once."""
+        """What all do before they work together: a `UserError` in one is the end of all, and is said once.
+
+        Nothing inside may ask the others: they may have failed already.
+        """
         yield
 
     @contextmanager

@@ -1,13 +1,17 @@
 """Runs that survive: exact resume, clean stops, divergence caught with the last good state kept."""
 
 import json
+import os
+import shutil
+import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dualmcmc import rng, settings
+from dualmcmc import data, rng, settings
 from dualmcmc.data import pack
 from dualmcmc.engine import guard
 from dualmcmc.engine.folder import RunFolder
@@ -15,6 +19,7 @@ from dualmcmc.engine.iteration import Iteration
 from dualmcmc.engine.journal import read
 from dualmcmc.engine.loop import resumed_config, train
 from dualmcmc.engine.progress import Reporter
+from dualmcmc.engine.state import TrainState
 from dualmcmc.errors import Diverged, UserError
 from tests.conftest import TINY, tiny
 
@@ -261,11 +266,61 @@ def test_a_second_run_on_the_same_folder_is_refused(tmp_path):
                     with pytest.raises(UserError) as error:
                         train(tiny(), out, CPU, resume=resume)
                     refused.append(str(error.value))
+                with pytest.raises(UserError) as error:
+                    resumed_config(out, [])
+                refused.append(str(error.value))
 
     train(tiny(), out, CPU, reporter=Second())
     assert "is being trained by" in refused[0]
+    assert "is being trained by" in refused[2]
     assert "already holds a run" in refused[1]
     train(resumed_config(out, ["train.images=160"]), out, CPU, resume=True)  # let go of at the end
+
+
+def test_of_two_new_runs_the_slower_one_is_refused(tmp_path, finished_run, monkeypatch):
+    """The other has begun, and ended, while this one read its images."""
+    out, real = tmp_path / "run", data.load
+
+    def slow(*given):
+        shutil.copytree(finished_run, out)
+        return real(*given)
+
+    monkeypatch.setattr("dualmcmc.data.load", slow)
+    with pytest.raises(UserError, match="already holds a run"):
+        train(tiny("seed=1"), out, CPU)
+
+
+def test_a_state_that_cannot_be_tried_out_is_at_least_finite(tmp_path, monkeypatch):
+    """SIGTERM and no time left, right after an update that ruined a weight."""
+
+    def ruin(done, iteration):
+        if iteration == 6:
+            with torch.no_grad():
+                next(loop.state.trio.energy.parameters()).fill_(torch.nan)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    reporter = Reporter()
+    reporter.advance = ruin
+    real = TrainState.__init__
+
+    def kept(self, *given):
+        real(self, *given)
+        loop.state = self
+
+    loop = SimpleNamespace()
+    monkeypatch.setattr(TrainState, "__init__", kept)
+    with pytest.raises(Diverged, match="not finite"):
+        train(
+            tiny("train.grace=0", "train.images=1000", "train.log_every=100"), tmp_path / "run", CPU, reporter=reporter
+        )
+    assert int(RunFolder(tmp_path / "run").latest_state().stem) == 64
+
+
+def test_every_save_is_agreed_upon_first(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(TrainState, "settle", lambda self: calls.append(self.images))
+    train(tiny(), tmp_path / "run", CPU)
+    assert calls == [0, 64, 128]
 
 
 def test_a_kill_before_the_first_state_is_no_dead_end(tmp_path):

@@ -35,7 +35,7 @@ NOT_TRAINED = ("seconds", "iterations_per_second")
 
 def environment(**more):
     kept = {name: value for name, value in os.environ.items() if name not in ALONE_HERE}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", **more}
 
 
 def free_port():
@@ -247,10 +247,11 @@ def test_when_one_is_killed_the_others_end(tmp_path, victim):
     assert train(config, tmp_path / "run", "cpu", resume=True, max_images=at + 16).images == at + 16
 
 
-def test_a_signal_to_all_saves_once_and_stops_all(tmp_path):
+@pytest.mark.parametrize("signalled", [(0, 1), (1,)], ids=str)
+def test_a_signal_saves_once_and_stops_all(tmp_path, signalled):
     with all_killed(long_training(tmp_path / "run")) as processes:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
+        for rank in signalled:
+            processes[rank].send_signal(signal.SIGTERM)
         codes, said = ended(processes, timeout=60)
     assert codes == [143, 143], said
     stop = read(RunFolder(tmp_path / "run").log)[-1]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from dualmcmc.engine.folder import RunFolder
-from dualmcmc.engine.stop import StopSignals
+from dualmcmc.engine.stop import Stopped, StopSignals
 from tests.conftest import TINY
 
 
@@ -44,6 +44,22 @@ def test_handlers_are_put_back():
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.received is signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_from_before_stops_what_can_be_dropped():
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Stopped), signals.nothing_to_save():
+            pytest.fail("it began")
+
+
+def test_a_terminate_after_an_interrupt_is_in_a_hurry():
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received is signal.SIGTERM
+        assert signals.seconds_ago < 0.2
 
 
 def test_a_second_interrupt_stops_at_once():

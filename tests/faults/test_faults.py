@@ -23,7 +23,7 @@ from dualmcmc.errors import Damaged
 from tests.conftest import TINY, assert_refused, tiny
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
 COMMAND = [sys.executable, "-m", "dualmcmc", "train"]
 ENDLESS = ["digits", *TINY, "train.images=100000000", "train.log_every=1", "--device", "cpu", "--out"]
 

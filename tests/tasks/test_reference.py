@@ -7,7 +7,7 @@ import torch
 from dualmcmc.data.store import Memory
 from dualmcmc.metrics.features import Features
 from dualmcmc.metrics.frechet import Moments, frechet_distance
-from dualmcmc.tasks.reference import reference
+from dualmcmc.tasks.reference import FeatureSet, reference
 from tests.networks import Tiny
 
 WHAT = {"source": "mine", "split": "train", "size": 8, "channels": 3, "crop": "center", "resize": "lanczos"}
@@ -96,3 +96,11 @@ def test_all_features_are_kept_only_where_they_are_wanted(images):
     assert np.allclose(found.rows(), take(images.tensor()))
     assert not reference(images, WHAT, take, keep=True)[1]  # features are not in the cache
     assert reference(images, WHAT, take)[1]
+
+
+def test_rows_are_in_their_order_whoever_found_them():
+    """As several processes have them: the parts of one, then those of the other."""
+    found = FeatureSet(Features(Tiny(), 48, "cpu", standard=False, checksum="tiny"), keep=True)
+    for first in (0, 4, 2):
+        found.add(torch.full((2, 48), float(first)), first)
+    assert found.rows()[:, 0].tolist() == [0, 0, 2, 2, 4, 4]

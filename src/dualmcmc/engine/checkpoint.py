@@ -69,6 +69,7 @@ def verify(path: Path) -> None:
     """Raise `Damaged` where the file is not as it was written."""
     with _open(path) as file:
         _check_seal(file, path)
+        _check_header(file, path)
 
 
 def _check_seal(file: Any, path: Path) -> None:

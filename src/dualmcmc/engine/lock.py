@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from dualmcmc.errors import CannotWrite, UserError
@@ -35,8 +36,9 @@ class RunLock:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise self._taken(holder or "another process") from None
             return self  # a file system without locks: better a run than none
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         _ours.add(self.path)
         self._file = file
         return self

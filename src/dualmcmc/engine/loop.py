@@ -267,12 +267,15 @@ class _Loop:
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         if state.images == 0:
             self._save()  # so that a run which diverges early still has a good state
+        stopped = 0
         try:
             with signals.nothing_to_save():
                 if state.images < target:
                     self.iteration.prepare(self.reporter.watch, self._note)
         except Stopped:
-            return self._stop(signals.received.name if signals.received else "SIGTERM")
+            stopped = self._urgency(signals, None)
+        if why := URGENCY[max(self.crew.gather(stopped))]:
+            return self._stop(why)
         self.reporter.start(state.images, target)
         self._read_at = time.monotonic()
         while state.images < target:
@@ -349,6 +352,8 @@ class _Loop:
             guard.check(self.iteration.try_out(), self.config.guard)
             self._trial_seconds = time.monotonic() - begun
         tried = time.monotonic()
+        if not try_out and any(self.crew.gather(not self.state.is_finite())):
+            raise Diverged(f"a weight is not finite. {guard.ADVICE}")
         self.state.settle()
         if self.crew.leads:
             path = self.folder.state_path(self.state.images)
@@ -362,7 +367,7 @@ class _Loop:
     def _roll_back(self, error: Diverged) -> None:
         """Go back to the last good state with gentler settings, if that was asked for and may still help."""
         state, cfg, at = self.state, self.config.guard, self.state.images
-        good, _ = self.crew.from_first(lambda: newest_sound(self.folder))
+        good, damaged = self.crew.from_first(lambda: newest_sound(self.folder))
         self.journal.event("diverged", at, reason=str(error), last_good_state=good.name)
         again = cfg.on_divergence == "rollback"
         if not again or state.rollbacks >= cfg.rollbacks:
@@ -382,7 +387,10 @@ class _Loop:
             f"{state.images:,}, with {text}"
         )
         if self.crew.leads:
+            for path in damaged:
+                self.folder.set_aside(path)
             state.save(good)  # with the gentler settings, which a resumed run must find
+            state.save_snapshot(self.folder.snapshot)
             self.folder.write_config(self.config)
             self.journal.rewind(state.images)
         self.journal.event(

@@ -24,7 +24,7 @@ from dualmcmc.crew import STARTED, STEP, Crew, T
 from dualmcmc.engine.device import pick
 from dualmcmc.errors import ProcessLost, UserError, first_line
 
-PATIENCE = timedelta(minutes=30)  # with the others, who may be reading data or drawing a picture
+PATIENCE = timedelta(hours=2)  # with the others: the first may be packing a large set
 
 
 class Several(Crew):
@@ -64,14 +64,14 @@ class Several(Crew):
             self._fail_together(self.gather(failure))
 
     def _fail_together(self, failures: list[str | None]) -> None:
-        """One line, from the first process: whose failure it is, unless it is everybody's."""
+        """One line, from the first process: whose failure it is, unless it is its own."""
         found = [(rank, text) for rank, text in enumerate(failures) if text is not None]
         if not found:
             return
         rank, text = found[0]
         if not self.leads:
             raise SystemExit(2)
-        raise UserError(text if len(found) == self.world else f"process {rank} of {self.world}: {text}")
+        raise UserError(text if rank == 0 else f"process {rank} of {self.world}: {text}")
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -82,8 +82,8 @@ class Several(Crew):
             if not lost or self.world == 1:
                 raise
             raise ProcessLost(
-                f"another of the {self.world} processes is lost ({first_line(error)[-120:]}): see what it said; "
-                "--resume goes on from the last saved state."
+                f"another of the {self.world} processes is lost: see what it said. Training goes on from the last "
+                "saved state with --resume."
             ) from None
 
     def from_first(self, work: Callable[[], T]) -> T:

@@ -59,6 +59,10 @@ class TrainState:
                 else:
                     group["lr"] = now
 
+    def is_finite(self) -> bool:
+        """Whether every number of the networks is."""
+        return all(bool(value.isfinite().all()) for value in self.trio.state_dict().values())
+
     def settle(self) -> None:
         """Before it is saved, all processes together: average what each has counted by itself, compare the rest."""
         if self.crew.world == 1:
@@ -97,6 +101,10 @@ class TrainState:
     def load(self, path: Path) -> bool:
         """Go back to a saved state; False if the noise stream could not be continued (other device)."""
         tensors, info = self.crew.from_first(lambda: checkpoint.load(path))  # others may not see the folder
+        with self.crew.alike():
+            return self._fill(tensors, info, path)
+
+    def _fill(self, tensors: dict[str, torch.Tensor], info: dict[str, Any], path: Path) -> bool:
         if "rng" not in info:
             raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).")
         if info.get("data") != self.data:

@@ -56,7 +56,8 @@ class StopSignals:
     def _ask(self, number: int, _: types.FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT and self._insistent:
             raise KeyboardInterrupt
-        if self.received is None:
-            self.received, self._asked_at = signal.Signals(number), time.monotonic()
+        if self.received is None or number == signal.SIGTERM:  # which is in more of a hurry
+            self._asked_at = self._asked_at if self.received is signal.SIGTERM else time.monotonic()
+            self.received = signal.Signals(number)
         if self._nothing_to_save:
             raise Stopped

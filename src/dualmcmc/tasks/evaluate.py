@@ -75,6 +75,7 @@ def evaluate(
     wanted = check_metrics(metrics)
     if samples < 2:
         raise UserError(f"--samples must be at least 2, not {samples}.")
+    run.check_alike()
     result = Evaluation()
     of_samples = [name for name in wanted if name in OF_SAMPLES]
     if of_samples:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dualmcmc import data
 from dualmcmc.config import Crop
+from dualmcmc.crew import ALONE, Crew
 from dualmcmc.data import pack
 from dualmcmc.data.containers import npz_array
 from dualmcmc.data.images import Fit
@@ -136,13 +137,15 @@ def _check_shape(run: Run, path: Path) -> None:
             )
 
 
-def batches(run: Run, store: Store, watch: Watch = quiet, what: str = "") -> Iterator[tuple[np.ndarray, Tensor]]:
+def batches(
+    run: Run, store: Store, watch: Watch = quiet, what: str = "", crew: Crew = ALONE
+) -> Iterator[tuple[np.ndarray, Tensor]]:
     """The images in even parts of at most `sampling.batch`: their numbers, and they in [-1, 1] on the device.
 
-    Each process of the crew gets parts of its own.
+    Each process of a crew gets parts of its own.
     """
     parts = np.array_split(np.arange(len(store)), max(1, -(-len(store) // run.config.sampling.batch)))
     with watch(what, len(store), "images") as advance:
-        for part in parts[run.crew.rank :: run.crew.world]:
+        for part in parts[crew.rank :: crew.world]:
             yield part, from_uint8(store.take(part).to(run.device))
-            advance(len(part) * run.crew.world)
+            advance(len(part) * crew.world)

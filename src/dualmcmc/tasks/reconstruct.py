@@ -101,7 +101,7 @@ def compare_starts(run: Run, images: Store, watch: Watch = quiet) -> dict[str, d
     found = {"inference": Likeness(), f"inference+{own}": Likeness()} | {f"noise+{k}": Likeness() for k in after}
     run.expect(len(images), watch, z_chain=True)
     with run.crew.alike():
-        for part, x in batches(run, images, watch, "reconstructing"):
+        for part, x in batches(run, images, watch, "reconstructing", run.crew):
             inferred, from_noise = (run.stream(purpose, int(part[0])) for purpose in ("z-chain", "from noise"))
             z = run.infer(x).mean
             found["inference"].add(x, run.generate(z))

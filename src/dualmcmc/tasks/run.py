@@ -81,6 +81,15 @@ class Run:
                 yield first, x_hat, self.revise_x(x_hat, rng=self.stream("x-chain", first))
             first += size
 
+    def check_alike(self) -> None:
+        """Whether all processes of the crew have the same weights: a run in training may have written others since."""
+        seen = self.crew.gather(self.sha256)
+        with self.crew.alike():
+            if len(set(seen)) > 1:
+                raise UserError(
+                    "the processes have loaded different weights: is the run in training? Copy its snapshot."
+                )
+
     def expect(self, n: int, watch: Watch = quiet, z_chain: bool = False) -> None:
         """Chains for n images are to come, on x or on z: for many of them, networks are compiled as `engine` says."""
         wanted = choose(self.config.engine, self.device)

@@ -35,6 +35,7 @@ def sample(run: Run, n: int, out: Path, watch: Watch = quiet) -> dict[str, Any]:
     written as they come, so that memory does not grow with n. The processes of the run's crew share the work, the
     first writes.
     """
+    run.check_alike()
     with run.crew.alike():
         if run.crew.leads:
             check_target(out, ".png", ".npz")
