@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from dualmcmc.engine.loop import train
 from dualmcmc.engine.progress import Reporter
 from dualmcmc.nets import Trio
 
+LONG = os.environ.get("DUALMCMC_FAULTS") == "long"  # the long form of tests/faults and tests/security: `make faults`
 TINY = [
     "nets.energy_width=4",
     "nets.generator_width=4",

@@ -36,10 +36,12 @@ from dualmcmc.cli_options import (
     watch_for,
     working_crew,
 )
+from dualmcmc.crew import is_launched
 from dualmcmc.errors import UserError
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import Given
+    from dualmcmc.tasks.run import Run
 
 
 MOST_IMAGES = 10_000  # in the picture of an interpolation
@@ -83,7 +85,11 @@ def sample(
     if long_run is not None and steps is not None:
         raise UserError("--steps and --long-run are both given: choose one.")
     if long_run is not None:
-        _long_run(run, n, long_run, step_size, temperature, out, seed, ema, batch, device, as_json)
+        if is_launched():
+            refuse_a_crew("--long-run")
+        job = Job(run, "long-run", out)
+        loaded = load_run(run, device, ema, seed, long_run, step_size, temperature, batch=batch)
+        _follow(job, loaded, n, long_run, as_json)
         return
     with working_crew(device) as crew:
         with crew.alike():
@@ -100,27 +106,11 @@ def sample(
         job.finish(loaded, numbers, lines, as_json, samples=n)
 
 
-def _long_run(
-    run: Path,
-    n: int,
-    steps: int,
-    step_size: float | None,
-    temperature: float | None,
-    out: Path | None,
-    seed: int,
-    ema: bool,
-    batch: int | None,
-    device: str,
-    as_json: bool,
-) -> None:
-    from dualmcmc.crew import is_launched
+def _follow(job: Job, loaded: Run, n: int, steps: int, as_json: bool) -> None:
+    """Chains far beyond their training length."""
     from dualmcmc.pictures import save_png
     from dualmcmc.tasks import sample as task
 
-    if is_launched():
-        refuse_a_crew("--long-run")
-    job = Job(run, "long-run", out)
-    loaded = load_run(run, device, ema, seed, steps, step_size, temperature, batch=batch)
     result = task.long_run(loaded, n, steps)
     save_png(result.picture, job.target)
     r = result.numbers

@@ -33,7 +33,7 @@ class Crew:
 
     @property
     def in_words(self) -> str:
-        """For the log, and before a complaint: nothing where there is no other."""
+        """For the log: nothing where no launcher was."""
         return ""
 
     def device(self, wanted: torch.device) -> torch.device:

@@ -1,10 +1,9 @@
 """The faults are tried a few times in CI, and often by `make faults`; what was counted is said at the end."""
 
-import os
-
 import pytest
 
-LONG = os.environ.get("DUALMCMC_FAULTS") == "long"
+from tests.conftest import LONG
+
 COUNTS = pytest.StashKey[dict[str, int]]()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from dualmcmc.errors import UserError
+from tests.conftest import LONG
 
 _COMMON: dict[str, Any] = {
     "deadline": None,
@@ -19,7 +19,6 @@ _COMMON: dict[str, Any] = {
 }
 settings.register_profile("short", max_examples=40, derandomize=True, **_COMMON)  # the same cases every time
 settings.register_profile("long", max_examples=4000, **_COMMON)
-LONG = os.environ.get("DUALMCMC_FAULTS") == "long"
 
 
 def fuzz(share: float = 1.0) -> settings:

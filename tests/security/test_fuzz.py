@@ -296,6 +296,12 @@ def pictures():
     return found
 
 
+def written(place, name, content):
+    path = place / name
+    path.write_bytes(content)
+    return path
+
+
 def opens(path):
     with only_a_clear_refusal():
         store = open_images(path, FIT)
@@ -306,10 +312,7 @@ def opens(path):
 @fuzz()
 @given(any_of(pictures()))
 def test_damaged_images(place, found):
-    name, content = found
-    path = place / name
-    path.write_bytes(content)
-    opens(path)
+    opens(written(place, *found))
 
 
 def archives():
@@ -349,10 +352,7 @@ def archives():
 @fuzz()
 @given(any_of(archives()))
 def test_damaged_archives(place, found):
-    name, content = found
-    path = place / name
-    path.write_bytes(content)
-    opens(path)
+    opens(written(place, *found))
 
 
 npy_headers = st.fixed_dictionaries(
@@ -423,9 +423,7 @@ pack_headers = st.builds(
     )
 )
 def test_damaged_packed_files(place, content):
-    path = place / "a.pack"
-    path.write_bytes(content)
-    opens(path)
+    opens(written(place, "a.pack", content))
 
 
 @fuzz()

@@ -16,7 +16,6 @@ from dualmcmc.data.containers import TARS, walk
 from dualmcmc.data.machine import available_memory, in_words
 from dualmcmc.data.source import Arrays, Source
 from dualmcmc.errors import UserError, first_line
-from dualmcmc.words import plain
 
 MOST_BYTES = 4 << 30  # of one file of a set
 MOST_UNPACKED = 1 << 28  # of a file that ends in .gz: the largest there is, MNIST's, has 47 MB
@@ -81,7 +80,7 @@ def _inside(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     except UserError:
         raise
     except Exception as error:  # a damaged archive can fail in many ways
-        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
 
 
 def _most() -> int:
@@ -93,7 +92,7 @@ def _content(read: Callable[[], bytes], where: str) -> bytes:
     try:
         return read()
     except Exception as error:
-        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
 
 
 def _members(source: Path | IO[bytes], most: int) -> Iterator[tuple[str, Callable[[], bytes]]]:

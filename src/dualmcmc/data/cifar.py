@@ -17,7 +17,6 @@ from dualmcmc.data import pickles
 from dualmcmc.data.bundle import Bundle
 from dualmcmc.data.source import Arrays, Source
 from dualmcmc.errors import UserError, first_line
-from dualmcmc.words import plain
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 BATCHES_100 = {"train": ("train",), "test": ("test",)}
@@ -73,5 +72,5 @@ def _parse_png(content: bytes, where: str) -> np.ndarray:
     except UserError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
     return pixels.reshape(-1, 32, 32, 3)

@@ -121,7 +121,7 @@ def _zip(path: Path, keep: Keep | None) -> Source:
     except UserError:
         raise
     except Exception as error:  # a damaged directory can fail in many ways
-        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if count == 0:
         raise NoImages(f"'{path}' holds no images ({', '.join(sorted(ENDINGS))}).")
     return Files(str(path), listing, count)
@@ -136,7 +136,7 @@ def _content(read: Callable[[], bytes], size: int) -> Callable[[], bytes]:
     except tarfile.TarError:
         raise  # what follows in a tar cannot be found any more
     except Exception as error:  # a damaged member can fail in many ways
-        return partial(_fail, plain(first_line(error), 200))
+        return partial(_fail, first_line(error))
 
 
 def _fail(problem: str) -> bytes:
@@ -159,7 +159,7 @@ def _tar(path: Path, keep: Keep | None) -> Listing:
     except UserError:
         raise
     except Exception as error:  # a damaged archive can fail in many ways
-        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
 
 
 def _needs(package: str, what: str) -> UserError:
@@ -233,12 +233,12 @@ def _parquet(path: Path, shards: list[Path], keep: Keep | None) -> Source:
             except UserError:
                 raise
             except Exception as error:  # a damaged file can fail in many ways
-                raise UserError(f"cannot read '{shard}': {plain(first_line(error), 200)}.") from None
+                raise UserError(f"cannot read '{shard}': {first_line(error)}.") from None
 
     try:
         count = sum(parquet.read_metadata(shard).num_rows for shard in shards)
     except Exception as error:
-        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if count == 0:
         raise NoImages(f"'{path}' holds no images.")
     return Files(str(path), listing, count if keep is None else None)
@@ -299,7 +299,7 @@ def _npz(path: Path, wanted: str | None = None) -> np.ndarray:
     except UserError:
         raise
     except Exception as error:  # a damaged file can fail in many ways
-        raise UserError(f"cannot read '{path}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{path}': {first_line(error)}.") from None
     if array.ndim == 3:
         array = array[..., None]
     elif array.ndim == 4 and array.shape[-1] not in (1, 3) and array.shape[1] in (1, 3):

@@ -16,7 +16,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dualmcmc.config import CROPS, Crop, Data, Resize
 from dualmcmc.errors import first_line
-from dualmcmc.words import plain
 
 MOST_PIXELS = 80_000_000  # of one image: more is taken for a decompression bomb
 MOST_SCANS = 200  # of one JPEG, which has ten: each takes the time of a whole image, and a few bytes
@@ -79,7 +78,7 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
     except BadImage:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        raise BadImage(plain(first_line(error), 200)) from None
+        raise BadImage(first_line(error)) from None
 
 
 def fit_pixels(pixels: np.ndarray, fit: Fit) -> np.ndarray:

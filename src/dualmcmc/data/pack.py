@@ -21,7 +21,6 @@ from torch import Tensor
 from dualmcmc.data.store import Store
 from dualmcmc.errors import UserError, first_line
 from dualmcmc.files import atomic, sweep
-from dualmcmc.words import plain
 
 ENDING = ".pack"
 FORMAT = "dualmcmc images"
@@ -150,7 +149,7 @@ def read(path: Path) -> tuple[dict[str, Packed], dict[str, Any]]:
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"'{path}' is a damaged packed file: {plain(first_line(error), 200)}.") from None
+        raise UserError(f"'{path}' is a damaged packed file: {first_line(error)}.") from None
     if not splits:
         raise UserError(f"'{path}' is a damaged packed file: it holds no split.")
     return splits, info

@@ -124,7 +124,7 @@ def read(content: bytes, where: str) -> Any:
         asks = plain(str(error))
         raise UserError(f"'{where}' is refused: a set of images holds arrays and text, this asks for {asks}.") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
 
 
 def _unwrap(value: Any, depth: int, done: dict[int, Any]) -> Any:

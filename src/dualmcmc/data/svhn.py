@@ -10,7 +10,6 @@ import numpy as np
 from dualmcmc.data.bundle import file_a_split
 from dualmcmc.data.source import Source
 from dualmcmc.errors import UserError, first_line
-from dualmcmc.words import plain
 
 FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat", "extra": "extra_32x32.mat"}
 
@@ -27,7 +26,7 @@ def parse_mat(content: bytes, where: str) -> np.ndarray:
     try:
         pixels = loadmat(io.BytesIO(content), variable_names=["X"]).get("X")
     except Exception as error:  # SciPy's reader fails in many ways on damaged files
-        raise UserError(f"cannot read '{where}': {plain(first_line(error), 200)}.") from None
+        raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[:3] != (32, 32, 3):
         raise UserError(f"'{where}' is not SVHN's cropped digits: it holds no 32 x 32 x 3 x N array of bytes called X.")
     return np.ascontiguousarray(pixels.reshape(32, 32, 3, -1).transpose(3, 0, 1, 2))
