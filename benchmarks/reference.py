@@ -207,7 +207,8 @@ class Reference:
             x_rev_e = x_rev
         on_data, on_samples = self.energy(torch.cat([x, x_rev_e])).chunk(2)
         gap = on_samples.mean() - on_data.mean()
-        e_norm = self._update("energy", -cfg.energy_weight * gap)
+        squares = on_data.square().mean() + on_samples.square().mean()
+        e_norm = self._update("energy", cfg.energy_weight * (cfg.energy_l2 * squares - gap))
         lap("energy")
         return {
             "energy_data": on_data.mean().detach(),

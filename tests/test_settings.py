@@ -10,8 +10,8 @@ from dualmcmc.config import Config
 from dualmcmc.errors import UserError, nearest
 
 EXPECTED = {
-    "digits", "mnist", "fashion-mnist", "cifar10-simple", "cifar10-resnet", "cifar10-resnet-128", "cifar10-resnet-256",
-    "cifar10-resnet-1024", "celeba64", "celebahq256", "church64",
+    "digits", "mnist", "fashion-mnist", "cifar10-simple", "cifar10-simple-authors", "cifar10-resnet",
+    "cifar10-resnet-128", "cifar10-resnet-256", "cifar10-resnet-1024", "celeba64", "celebahq256", "church64",
 }  # fmt: skip
 
 
@@ -51,9 +51,10 @@ def test_variants_change_only_what_they_say():
     assert changed == base
 
 
-def test_the_authors_settings():
+@pytest.mark.parametrize("preset", ["cifar10-resnet", "cifar10-simple-authors"])
+def test_the_authors_settings(preset):
     """The table of the authors' released code, CIFAR-10 and CelebA-64."""
-    c = settings.load_config("cifar10-resnet")
+    c = settings.load_config(preset)
     t = c.teaching
     assert (c.train.batch, c.train.images, t.latent_dim, t.sigma) == (100, 301 * 50_000, 128, 0.3)
     assert (t.x_chain.steps, t.x_chain.step_size) == (30, 0.5**2 / 2)
@@ -68,6 +69,10 @@ def test_the_authors_settings():
     assert [a.weight_decay for a in (c.optim.energy, c.optim.generator, c.optim.inference)] == [0, 5e-4, 5e-4]
     assert all(a.betas == (0, 0.9) and a.lr_decay == 0.998 for a in (c.optim.energy, c.optim.generator))
     assert not t.second_x_chain
+    assert t.energy_l2 == c.optim.warmup == c.optim.cooldown == 0
+
+
+def test_the_authors_settings_for_faces():
     celeba = settings.load_config("celeba64")
     assert celeba.teaching.x_chain.step_size == pytest.approx(0.3**2 / 2)
     assert celeba.teaching.x_chain.noise_std == pytest.approx(0.001, rel=1e-4)
@@ -120,7 +125,7 @@ def test_changing_one_setting_of_a_group_leaves_the_rest():
     [
         ("train.bach=3", "Did you mean 'train.batch'?"),
         ("lr=3", "Did you mean 'optim.energy.lr'?"),
-        ("optim=3", "It holds optim.energy.betas"),
+        ("optim=3", "It holds optim.cooldown, optim.energy.betas"),
         ("train.batch", "key=value"),
         ("=3", "key=value"),
         ("train.batch=many", "train.batch must be a whole number, not 'many'"),

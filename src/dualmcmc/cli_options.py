@@ -14,14 +14,20 @@ import typer
 from dualmcmc.cli_data import CROP_NAMES, checked_crop, print_json
 from dualmcmc.crew import ALONE, Crew, launch, rank_given
 from dualmcmc.errors import UserError
-from dualmcmc.files import check_target
+from dualmcmc.files import check_target, make_folder
 from dualmcmc.progress import Watch, quiet, show
+from dualmcmc.published import file_of, home_of
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import Given
     from dualmcmc.tasks.run import Run
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a snapshot file.", show_default=False)]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run folder, a snapshot file, or weights that come along.", show_default=False
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Average = Annotated[bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last iteration.")]
 Seed = Annotated[int, typer.Option(help="Fixes all random numbers.", min=0)]
@@ -88,9 +94,11 @@ class Job:
 
     def __init__(self, path: Path, task: str, out: Path | None, *endings: str) -> None:
         self.task, self._began = task, time.monotonic()
-        path = path.expanduser()
-        self._path, home = path, path.parent if path.suffix == ".safetensors" else path
+        self._path = path = path.expanduser()
+        home = home_of(path)
         self.target = out or home / f"{task}.png"
+        if out is None and file_of(path) is not None:
+            make_folder(home, "Pictures and results are written there.")
         if home.is_dir() or out is not None:  # else the run is missing, which is better said of the run
             check_target(self.target, *(endings or (".png",)))
 

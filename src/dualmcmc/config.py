@@ -155,6 +155,9 @@ class Teaching:
     energy_weight: float = setting(
         1.0, "factor of E's loss; the authors' code has about 2.5e5, which Adam cancels", gt=0
     )
+    energy_l2: float = setting(
+        0.0, "of mean E(x)^2 + mean E(x~)^2 in E's loss: draws energies to -/+ 1/(2 energy_l2); 0 in the paper", ge=0
+    )
     generator_data_weight: float | None = setting(
         None, "of |x - g(z~)|^2; null: the paper's 1/(2 sigma^2); the authors' code has 1", ge=0
     )
@@ -178,11 +181,21 @@ class Adam:
 
 @dataclass(frozen=True)
 class Optim:
-    """One Adam a network."""
+    """One Adam a network, and how their learning rates begin and end."""
 
     energy: Adam = group(Adam, "Adam of E", lr=1e-4)
     generator: Adam = group(Adam, "Adam of G", lr=3e-4, weight_decay=5e-4)
     inference: Adam = group(Adam, "Adam of I", lr=1e-4, weight_decay=5e-4)
+    warmup: int = setting(0, "images over which the three learning rates rise from 0 (the authors: none)", ge=0)
+    cooldown: float = setting(
+        0.0, "share of train.images over which they fall to 0 in the end, in a line (the authors: none)", ge=0, le=1
+    )
+
+    def rate(self, images: int, batch: int, total: int) -> float:
+        """The factor of the learning rates for the batch after `images` of `total` images."""
+        rising = (images + batch) / self.warmup if self.warmup else 1.0
+        falling = (total - images) / (self.cooldown * total) if self.cooldown else 1.0
+        return min(1.0, rising, falling)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ def test_networks_are_the_same_functions(preset):
         assert torch.allclose(mine, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [[], ["teaching.second_x_chain=true", "teaching.start_noise=0.1"]])
+@pytest.mark.parametrize(
+    "changes", [[], ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"]]
+)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_iterations_give_the_same_numbers(preset, changes):
     config = config_of(preset, *changes)

@@ -33,6 +33,24 @@ def test_each_network_has_its_own_adam():
         assert rate == pytest.approx((0.1 + index) * (0.5 - 0.1 * index) ** 2)
 
 
+def test_learning_rates_rise_and_fall():
+    words = ("train.images=1000", "train.batch=10", "optim.warmup=100", "optim.cooldown=0.4", "optim.energy.lr=0.5")
+    state = TrainState(tiny(*words, "optim.energy.lr_decay=0.9"), CPU)
+    seen = {}
+    for images in (0, 40, 90, 100, 590, 600, 800, 990):
+        state.images = images
+        state.set_learning_rates(epoch=3)
+        seen[images] = state.optimizers.energy.param_groups[0]["lr"] / (0.5 * 0.9**3)
+    expected = {0: 0.1, 40: 0.5, 90: 1, 100: 1, 590: 1, 600: 1, 800: 0.5, 990: 0.025}
+    assert seen == pytest.approx(expected)
+
+
+def test_a_run_may_rise_and_fall_all_the_way():
+    state = TrainState(tiny("train.images=100", "train.batch=10", "optim.warmup=100", "optim.cooldown=1"), CPU)
+    rates = [state.config.optim.rate(images, 10, 100) for images in range(0, 100, 10)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
 def test_what_is_no_full_state(tmp_path):
     state = TrainState(tiny(), CPU, data="abc")
     state.save_snapshot(tmp_path / "snapshot.safetensors")

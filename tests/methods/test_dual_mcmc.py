@@ -138,6 +138,20 @@ def test_weights_scale_their_terms():
     assert torch.allclose(losses(energy_weight=3).energy, 3 * paper.energy)
 
 
+def test_the_squares_of_energies_count_by_their_weight():
+    trio, (x, z) = make_trio(), make_batch()
+    cfg = Teaching(**{**vars(PAPER), "energy_l2": 0.7, "energy_weight": 3})
+    losses = dual_mcmc(trio, x, z, torch.Generator().manual_seed(3), cfg)
+    x_rev, _ = papers_samples(trio, x, z, 3, cfg.sigma)
+    on_data, on_samples = trio.energy(x), trio.energy(x_rev)
+    plain = on_data.mean() - on_samples.mean()
+    assert torch.allclose(losses.energy, 3 * (plain + 0.7 * ((on_data**2).mean() + (on_samples**2).mean())))
+    assert torch.allclose(losses.stats["energy_gap"], -plain)
+    # up to a constant they are squared distances from -1/(2 l2) and +1/(2 l2)
+    aims = 0.7 * ((on_data + 1 / 1.4) ** 2).mean() + 0.7 * ((on_samples - 1 / 1.4) ** 2).mean()
+    assert torch.allclose(losses.energy, 3 * (aims - 2 * 0.7 / 1.4**2))
+
+
 def make_optimizers(trio, lr=0.1):
     return Optimizers(*(torch.optim.SGD(net.parameters(), lr=lr) for net in trio.children()))
 

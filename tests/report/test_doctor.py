@@ -77,7 +77,7 @@ ILL = {  # curves, as functions of the line's number; then level, what, and word
     "energy is flat": ({"energy_gap": lambda n: 0.0}, "bad", "flat energy", [f"{LR}=0.0001"]),
     "energy learns nothing": ({"grad_norm_energy": lambda n: 1e-7}, "bad", "flat energy", [f"{LR}=0.0001"]),
     "x-chain stands still": ({"x_moved": lambda n: 0.001}, "watch", "x_moved", [f"{STEP}=2"]),
-    "x-chain is noise": ({"x_moved": lambda n: 0.00549}, "watch", "x_moved", [f"{STEP}=2", f"{LR}=0.002"]),
+    "x-chain is noise": ({"x_moved": lambda n: 0.00549}, "watch", "x_moved", ["teaching.energy_l2=1 in a new run"]),
     "x-chain goes far": ({"x_moved": lambda n: 0.8}, "watch", "x_moved", [f"{STEP}=0.25"]),
     "x-chain leaves": ({"x_moved": lambda n: 5.0}, "bad", "x_moved", [f"{STEP}=0.25"]),
     "z-chain stands still": ({"z_moved": lambda n: 0.004}, "watch", "z_moved", ["teaching.z_chain.step_size=0.0032"]),

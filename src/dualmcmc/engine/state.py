@@ -49,10 +49,12 @@ class TrainState:
         self.learning_rates: dict[str, float] = {}  # as they were last set
 
     def set_learning_rates(self, epoch: int) -> None:
-        """lr * lr_decay^epoch, for each network."""
+        """lr * lr_decay^epoch for each network, less while they rise and fall."""
+        train = self.config.train
+        rate = self.config.optim.rate(self.images, train.batch, train.images)
         for name, optimizer in self.optimizers._asdict().items():
             cfg: Adam = getattr(self.config.optim, name)
-            now = self.learning_rates[name] = cfg.lr * cfg.lr_decay**epoch
+            now = self.learning_rates[name] = cfg.lr * cfg.lr_decay**epoch * rate
             for group in optimizer.param_groups:
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(now)
@@ -173,10 +175,10 @@ def check_size(config: Config, path: Path) -> None:
     """Refuse a small file that asks for huge networks, before they are made."""
     bare = replace(config, nets=replace(config.nets, spectral_norm=False))  # it adds little, and computes at once
     with torch.device("meta"):  # sizes without the memory
-        wanted = sum(value.nbytes for value in build(bare).state_dict().values())
+        wanted = sum(2 * value.numel() for value in build(bare).state_dict().values())  # float16 is the coarsest
     held = path.stat().st_size
     if wanted > held:
-        raise UserError(f"'{path}' does not fit these networks: they take {wanted:,} bytes, it has {held:,}.")
+        raise UserError(f"'{path}' does not fit these networks: they take at least {wanted:,} bytes, it has {held:,}.")
 
 
 def build_filled(config: Config, tensors: dict[str, torch.Tensor], path: Path) -> Trio:

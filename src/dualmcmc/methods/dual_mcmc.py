@@ -97,12 +97,14 @@ def chain_start(x_hat: Tensor, rng: Source, cfg: Teaching) -> Tensor:
 
 
 def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
-    """mean E(x) - mean E(x_rev), and both means."""
+    """mean E(x) - mean E(x_rev), where asked with their squares (see `energy_l2`), and both means."""
     # One batch, in pairs: the gradient is a small difference of two large sums; and one spectral norm for both.
     pairs = torch.stack([x, x_rev], 1).flatten(0, 1)
     on_data, on_samples = energies(trio.energy, pairs).unflatten(0, (-1, 2)).unbind(1)
     loss = on_data.mean() - on_samples.mean()
     stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
+    if cfg.energy_l2 > 0:  # not in the paper: as Du & Mordatch (2019) bound theirs
+        loss = loss + cfg.energy_l2 * (on_data.square().mean() + on_samples.square().mean())
     return cfg.energy_weight * loss, {name: value.detach() for name, value in stats.items()}
 
 

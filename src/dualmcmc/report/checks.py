@@ -81,8 +81,9 @@ def x_chain(history: History, config: Config) -> list[Finding]:
             f"The x-chain moves by {moved:.3g} per pixel, no further than its noise alone would ({alone:.3g}): "
             "E does not steer samples. Early on this may pass."
         )
-        more = f"{times(config, 'teaching.x_chain.step_size', 4)} or {times(config, 'optim.energy.lr', 2)}"
-        return [Finding("watch", "x_moved", words, f"if it lasts, {more}")]
+        bounded = config.teaching.energy_l2 > 0  # then a weaker bound makes E steeper; else E is pulled flat
+        livelier = times(config, "teaching.energy_l2", 0.25) if bounded else "teaching.energy_l2=1"
+        return [Finding("watch", "x_moved", words, f"if it lasts, {livelier} in a new run")]
     return [found]
 
 

@@ -19,14 +19,15 @@ from dualmcmc import __version__
 from dualmcmc.engine.device import describe
 from dualmcmc.errors import CannotWrite
 from dualmcmc.files import make_folder, to_json, write_text
+from dualmcmc.published import home_of
 from dualmcmc.tasks.run import Run
 
 FOLDER = "results"
 
 
 def folder_for(run: Path) -> Path:
-    """Where the results of a run folder, or of a snapshot beside it, lie."""
-    return (run.parent if run.suffix == ".safetensors" else run) / FOLDER
+    """Where the results of a run folder, of a snapshot beside it, or of published weights lie."""
+    return home_of(run) / FOLDER
 
 
 def describe_run(run: Run) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import frozen, sampling_mode
 from dualmcmc.progress import Watch, quiet
+from dualmcmc.published import file_of, published
 
 COMPILE_FROM = 5_000  # images to run chains on: fewer are done before a compiler is
 
@@ -257,12 +258,15 @@ def load(
     overrides: Sequence[str] = (),
     crew: Crew = ALONE,
 ) -> Run:
-    """A run from its folder, or from a snapshot file alone.
+    """A run from its folder, from a snapshot file alone, or from weights that come with the package, by their name.
 
     ema=False takes the weights as trained, not their average (needs the run folder's full state).
     `overrides` change how the run is used: "sampling.steps=70", "sampling.batch=100".
     """
     where, place = Path(path).expanduser(), crew.device(pick(str(device)))
+    where = file_of(where) or where
+    if not where.exists() and where.suffix != ".safetensors" and (known := published()):
+        raise UserError(f"there is no run at '{where}', and the weights that come along are: {', '.join(known)}.")
     if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
         folder = RunFolder(where)
         folder.require_run()
