@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualmcmc import __version__, cli_bench, cli_data, cli_doctor, cli_measure, cli_tasks, settings
+from dualmcmc import __version__, cli_bench, cli_data, cli_doctor, cli_export, cli_measure, cli_tasks, settings
 from dualmcmc.cli_data import Json, print_json
 from dualmcmc.cli_options import Average, Device, Seed, refuse_a_crew, working_crew
 from dualmcmc.config import Config
@@ -150,7 +150,7 @@ def train(
         raise typer.Exit(128 + signal.Signals[outcome.why])
 
 
-for _command in (*cli_tasks.COMMANDS, *cli_measure.COMMANDS, cli_doctor.doctor):
+for _command in (*cli_tasks.COMMANDS, *cli_measure.COMMANDS, cli_doctor.doctor, cli_export.export):
     app.command()(_command)
 
 

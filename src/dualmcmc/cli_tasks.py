@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualmcmc.cli_data import Json, SkipBad, checked_crop, print_json
+from dualmcmc.cli_data import Json, SkipBad, checked_crop
 from dualmcmc.cli_options import (
     Average,
     Batch,
@@ -38,7 +38,6 @@ from dualmcmc.cli_options import (
 )
 from dualmcmc.crew import is_launched
 from dualmcmc.errors import UserError
-from dualmcmc.files import check_target
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import Given
@@ -412,30 +411,4 @@ def outliers(
     )
 
 
-def export(
-    run: RunPath,
-    out: Annotated[Path, typer.Option(help="FILE.safetensors.", show_default=False)],
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
-    ema: Average = True,
-    as_json: Json = False,
-) -> None:
-    """Write a run's three networks and its settings into one small file, to keep or to give away.
-
-    Every command takes that file as RUN. Nothing in it can run, and it does not say where the images lay.
-    """
-    from dualmcmc.tasks import export as task
-
-    if dtype not in task.TYPES:
-        raise UserError(f"--dtype '{dtype}' is none of {', '.join(task.TYPES)}.")
-    check_target(out, ".safetensors")
-    if out.exists():
-        raise UserError(f"'{out}' exists already: choose another --out.")
-    numbers = task.export(load_run(run, "cpu", ema, 0), out, dtype)
-    if as_json:
-        print_json({"file": str(out), **numbers})
-        return
-    print(f"weights: {out}, {numbers['bytes'] / 1e6:.1f} MB, {dtype}")
-    print(f"rounding changed them by {numbers['relative_change']:.2g} (rms, relative)")
-
-
-COMMANDS = (sample, reconstruct, interpolate, revise, inpaint, outliers, export)
+COMMANDS = (sample, reconstruct, interpolate, revise, inpaint, outliers)

@@ -161,6 +161,12 @@ def test_a_network_that_is_not_asked_to_learn():
     assert found.advice == "teaching.generator_data_weight=1"
 
 
+def test_an_energy_that_is_bounded_and_flat_is_bounded_less():
+    bounded = settings.load_config("digits", ["teaching.energy_l2=1"])
+    (found,) = illnesses(a_log(x_moved=lambda n: 0.00549), bounded)
+    assert found.advice == "if it lasts, teaching.energy_l2=0.25 in a new run"
+
+
 def test_noise_that_drowns_images_is_named():
     hot = settings.load_config("digits", ["teaching.x_chain.temperature=1"])
     (found,) = illnesses(a_log(x_moved=lambda n: 5.5), hot)

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 import dualmcmc
 from dualmcmc import published
+from dualmcmc.config import Data
 from dualmcmc.engine import checkpoint
 from dualmcmc.errors import UserError
 from dualmcmc.tasks.export import TYPES, export
@@ -41,14 +44,24 @@ def test_an_exported_run_is_the_run_up_to_rounding(finished_run, tmp_path, dtype
 
 def test_it_does_not_say_where_the_images_lay(finished_run, tmp_path):
     run = dualmcmc.load(finished_run, device="cpu")
-    run.config = dualmcmc.load_config(
-        "digits", ["data.source=folder", "data.path=/home/me/secret", "data.test_path=/home/me/test", "data.holdout=0"]
-    )
+    mine = Data(**{**vars(run.config.data), "source": "folder", "path": "/home/me/secret", "test_path": "/home/me/test",
+                   "holdout": 0.0})  # fmt: skip
+    run.config = replace(run.config, data=mine)
     export(run, tmp_path / "w.safetensors")
     assert b"/home/me" not in (tmp_path / "w.safetensors").read_bytes()
+    assert dualmcmc.load(tmp_path / "w.safetensors", device="cpu").sample(2).shape == (2, 1, 8, 8)
 
 
-def test_weights_by_their_name(weights, finished_run):
+def test_numbers_that_do_not_fit_are_refused(finished_run, tmp_path):
+    run = dualmcmc.load(finished_run, device="cpu")
+    run.trio.generator.layers[-1].weight.data[0, 0, 0, 0] = 1e5
+    with pytest.raises(UserError, match=r"generator.* has numbers that float16 cannot hold"):
+        export(run, tmp_path / "w.safetensors")
+    assert not list(tmp_path.iterdir())
+    export(run, tmp_path / "w.safetensors", "bfloat16")
+
+
+def test_weights_by_their_name(weights):
     by_name, by_file = dualmcmc.load("tiny", device="cpu"), dualmcmc.load(weights, device="cpu")
     assert by_name.file == weights
     assert torch.equal(by_name.sample(3), by_file.sample(3))
