@@ -87,12 +87,13 @@ class ResnetGenerator(nn.Module):
 
 
 class SimpleEnergy(nn.Module):
-    def __init__(self, size: int, channels: int, width: int) -> None:
+    def __init__(self, size: int, channels: int, width: int, depth: int) -> None:
         super().__init__()
         widths = [min(width << level, 4 * width) for level in range(_halvings(size) + 1)]
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         for a, b in pairwise(widths):
             layers += [nn.Conv2d(a, b, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            layers += [part for _ in range(depth - 1) for part in (nn.Conv2d(b, b, 3, padding=1), nn.LeakyReLU(0.2))]
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.hidden, self.out = nn.Linear(widths[-1] * _base(size) ** 2, width), nn.Linear(width, 1, bias=False)
 
@@ -151,9 +152,14 @@ class Reference:
 
     def __init__(self, config: Any, device: torch.device) -> None:
         self.cfg, nets, data = config.teaching, config.nets, config.data
-        kinds = (SimpleEnergy, SimpleGenerator) if nets.kind == "simple" else (ResnetEnergy, ResnetGenerator)
-        self.energy: nn.Module = kinds[0](data.size, data.channels, nets.energy_width)
-        self.generator: nn.Module = kinds[1](data.size, data.channels, nets.generator_width, self.cfg.latent_dim)
+        self.energy: nn.Module
+        self.generator: nn.Module
+        if nets.kind == "simple":
+            self.energy = SimpleEnergy(data.size, data.channels, nets.energy_width, nets.energy_depth)
+            self.generator = SimpleGenerator(data.size, data.channels, nets.generator_width, self.cfg.latent_dim)
+        else:
+            self.energy = ResnetEnergy(data.size, data.channels, nets.energy_width)
+            self.generator = ResnetGenerator(data.size, data.channels, nets.generator_width, self.cfg.latent_dim)
         self.inference: nn.Module = Inference(data.size, data.channels, nets.inference_width, self.cfg.latent_dim)
         if nets.spectral_norm:
             for module in list(self.energy.modules()):

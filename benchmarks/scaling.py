@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 
 JOBS = (
-    Job("cifar10-simple", 13.6e-3, 100, 14_690_435, 3 * 32 * 32),
+    Job("cifar10-simple-authors", 13.6e-3, 100, 14_690_435, 3 * 32 * 32),
     Job("cifar10-resnet", 136.8e-3, 100, 48_027_651, 3 * 32 * 32),
     Job("celebahq256", 169.5e-3, 32, 64_219_203, 3 * 256 * 256),
 )

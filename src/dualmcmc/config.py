@@ -100,6 +100,7 @@ class Nets:
         "simple", "simple: plain convolutions; resnet: residual E and G, as the paper's main results"
     )
     energy_width: int = setting(64, "channels of E: of its first layer (simple), or nef (resnet)", ge=1, le=16384)
+    energy_depth: int = setting(1, "convolutions a halving in E (simple); the resnet's blocks have two", ge=1, le=16)
     generator_width: int = setting(
         64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1, le=16384
     )

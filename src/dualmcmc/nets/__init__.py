@@ -34,7 +34,7 @@ def build(config: Config) -> Trio:
         energy: nn.Module
         generator: nn.Module
         if nets.kind == "simple":
-            energy = SimpleEnergy(data.size, data.channels, nets.energy_width)
+            energy = SimpleEnergy(data.size, data.channels, nets.energy_width, nets.energy_depth)
             generator = SimpleGenerator(data.size, data.channels, nets.generator_width, latent_dim)
         else:
             energy = ResnetEnergy(data.size, data.channels, nets.energy_width)

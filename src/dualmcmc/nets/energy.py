@@ -12,15 +12,20 @@ from dualmcmc.nets.blocks import Conv2d, DownBlock, resnet_widths
 
 
 class SimpleEnergy(nn.Module):
-    """Plain convolutions: conv3, one stride-2 conv4 a halving, a hidden layer. 2 M at 32x32."""
+    """Plain convolutions: conv3, a stride-2 conv4 and `depth` - 1 conv3 a halving, a hidden layer.
 
-    def __init__(self, size: int, channels: int, width: int) -> None:
+    2 M at 32x32 with width 64 and depth 1, or 48 and 2.
+    """
+
+    def __init__(self, size: int, channels: int, width: int, depth: int = 1) -> None:
         super().__init__()
         base, count = stages(size)
         widths = [min(width << level, 4 * width) for level in range(count + 1)]
         layers: list[nn.Module] = [Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         for inside, outside in pairwise(widths):
             layers += [Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            for _ in range(depth - 1):
+                layers += [Conv2d(outside, outside, 3, padding=1), nn.LeakyReLU(0.2)]
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.hidden = nn.Linear(widths[-1] * base * base, width)
         self.out = nn.Linear(width, 1, bias=False)
