@@ -18,7 +18,7 @@ from dualmcmc.nets import Gaussian, build, parameter_counts
 def test_parameter_counts_are_the_papers(preset, millions):
     counts = parameter_counts(build(settings.load_config(preset)))
     for name, expected in millions.items():
-        assert counts[name] / 1e6 == pytest.approx(expected, rel=0.075), name
+        assert counts[name] / 1e6 == pytest.approx(expected, rel=0.075), name  # the paper gives whole millions
 
 
 def test_depth_adds_convolutions_to_each_halving_of_the_simple_energy():
