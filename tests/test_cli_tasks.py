@@ -73,6 +73,7 @@ def test_options_of_the_chains(call, run_folder):
     )
     assert answer["batch"] == 3
     assert call("inpaint", run_folder, "-n", 2, "--z-steps", 4, "--json").json["z_chain"]["steps"] == 4
+    assert call("reconstruct", run_folder, "-n", 3, "--json").json["images"] == 3
     for option, value, said in [
         ("--steps", -1, "sampling.steps"),
         ("--step-size", 0, "sampling.step_size"),

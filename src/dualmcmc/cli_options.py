@@ -53,6 +53,7 @@ Images = Annotated[
         help="Folder, archive, packed file or image. [default: the run's held-out images]", show_default=False
     ),
 ]
+Only = Annotated[int | None, typer.Option("-n", help="Only so many images, chosen by --seed.", show_default=False)]
 CropOption = Annotated[
     str | None,
     typer.Option("--crop", help=f"How to crop other images: {', '.join(CROP_NAMES)}. [default: the run's]"),

@@ -16,6 +16,7 @@ from dualmcmc.cli_options import (
     Images,
     InceptionFile,
     Job,
+    Only,
     Picture,
     RunPath,
     Seed,
@@ -129,6 +130,7 @@ def reconstruct(
     images: Images = None,
     crop: CropOption = None,
     skip_bad: SkipBad = False,
+    n: Only = None,
     steps: Annotated[
         int | None, typer.Option(help="Steps of the z-chain. [default: the run's]", show_default=False)
     ] = None,
@@ -148,7 +150,7 @@ def reconstruct(
 
     job = Job(run, "reconstruct", out)
     loaded = load_run(run, device, ema, seed, z_steps=steps, batch=batch)
-    given = given_images(loaded, images, crop, skip_bad, job)
+    given = given_images(loaded, images, crop, skip_bad, job, n)
     result = task.reconstruct(loaded, given.store, watch=show)
     task.save_picture(result, job.target)
     lines = [
@@ -284,9 +286,7 @@ def inpaint(
     images: Images = None,
     crop: CropOption = None,
     skip_bad: SkipBad = False,
-    n: Annotated[
-        int | None, typer.Option("-n", help="Only so many images, chosen by --seed.", show_default=False)
-    ] = None,
+    n: Only = None,
     steps: Steps = None,
     step_size: StepSize = None,
     temperature: Temperature = None,
