@@ -211,7 +211,8 @@ class Reference:
             lap("x-chain")
         else:
             x_rev_e = x_rev
-        on_data, on_samples = self.energy(torch.cat([x, x_rev_e])).chunk(2)
+        seen = self._moved(x, x_rev_e, rng) if cfg.energy_shift else [x, x_rev_e]
+        on_data, on_samples = self.energy(torch.cat(seen)).chunk(2)
         gap = on_samples.mean() - on_data.mean()
         squares = on_data.square().mean() + on_samples.square().mean()
         e_norm = self._update("energy", cfg.energy_weight * (cfg.energy_l2 * squares - gap))
@@ -246,6 +247,19 @@ class Reference:
             return error / (2 * self.cfg.sigma**2) + 0.5 * z.square().sum(1)
 
         return self._langevin(z, negative_log_joint, self.cfg.z_chain, rng)
+
+    def _moved(self, x: Tensor, x_rev: Tensor, rng: torch.Generator) -> list[Tensor]:
+        """Both moved alike by up to `energy_shift` pixels, by products with matrices that select rows and columns."""
+        most, (height, width) = self.cfg.energy_shift, x.shape[2:]
+        first = torch.randint(2 * most + 1, (len(x), 2), device=x.device, generator=rng)
+        rows, columns = (
+            torch.stack([torch.eye(n + 2 * most, device=x.device)[k : k + n] for k in range(2 * most + 1)])[
+                first[:, axis]
+            ]
+            for axis, n in enumerate((height, width))
+        )
+        padded = [F.pad(images, (most, most, most, most), mode="reflect") for images in (x, x_rev)]
+        return [torch.einsum("bhi,bcij,bwj->bchw", rows, images, columns) for images in padded]
 
     def _langevin(
         self, state: Tensor, potential: Callable[[Tensor], Tensor], chain: Any, rng: torch.Generator

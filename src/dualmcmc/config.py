@@ -159,6 +159,11 @@ class Teaching:
     energy_l2: float = setting(
         0.0, "of mean E(x)^2 + mean E(x~)^2 in E's loss: draws energies to -/+ 1/(2 energy_l2); 0 in the paper", ge=0
     )
+    energy_shift: int = setting(
+        0,
+        "pixels by which E's loss moves x and x~, at random, so that E does not learn x by heart; 0 in the paper",
+        ge=0,
+    )
     generator_data_weight: float | None = setting(
         None, "of |x - g(z~)|^2; null: the paper's 1/(2 sigma^2); the authors' code has 1", ge=0
     )
@@ -289,6 +294,13 @@ class Config:
     train: Train = group(Train, Train.__doc__ or "")
     guard: Guard = group(Guard, Guard.__doc__ or "")
     engine: Engine = group(Engine, Engine.__doc__ or "")
+
+    def __post_init__(self) -> None:
+        if self.teaching.energy_shift >= self.data.size:
+            raise UserError(
+                f"teaching.energy_shift={self.teaching.energy_shift} moves images of data.size={self.data.size} out of "
+                "sight: use less."
+            )
 
     @property
     def sampling_chain(self) -> Chain:

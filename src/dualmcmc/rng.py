@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,11 +57,19 @@ Source = torch.Generator | Share | None  # of random numbers; None: torch's own
 
 def gaussian(shape: Sequence[int], like: Tensor, rng: Source) -> Tensor:
     """N(0, I) noise of a shape, in the type and place of `like`."""
+    return _drawn(partial(torch.randn, dtype=like.dtype, device=like.device), shape, rng)
+
+
+def integers(shape: Sequence[int], below: int, like: Tensor, rng: Source) -> Tensor:
+    """Whole numbers from 0 to `below` - 1, all as likely, in the place of `like`."""
+    return _drawn(partial(torch.randint, below, device=like.device), shape, rng)
+
+
+def _drawn(draw: Callable[..., Tensor], shape: Sequence[int], rng: Source) -> Tensor:
     if not isinstance(rng, Share):
-        return torch.randn(shape, dtype=like.dtype, device=like.device, generator=rng)
+        return draw(shape, generator=rng)
     mine, *rest = shape
-    whole = torch.randn((rng.world * mine, *rest), dtype=like.dtype, device=like.device, generator=rng.whole)
-    return whole[rng.rank * mine :][:mine]
+    return draw((rng.world * mine, *rest), generator=rng.whole)[rng.rank * mine :][:mine]
 
 
 def gaussian_like(tensor: Tensor, rng: Source) -> Tensor:

@@ -33,7 +33,13 @@ def test_networks_are_the_same_functions(preset):
 
 
 @pytest.mark.parametrize(
-    "changes", [[], ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"]]
+    "changes",
+    [
+        [],
+        ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"],
+        ["teaching.energy_shift=3"],
+        ["teaching.energy_shift=3", "teaching.second_x_chain=true"],
+    ],
 )
 @pytest.mark.parametrize("preset", PRESETS)
 def test_iterations_give_the_same_numbers(preset, changes):

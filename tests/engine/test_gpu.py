@@ -59,13 +59,14 @@ def run(iteration: Iteration, count: int) -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_captured_iteration_is_the_iteration(monkeypatch):
+@pytest.mark.parametrize("changes", [(), ("teaching.energy_shift=4",)])
+def test_a_captured_iteration_is_the_iteration(monkeypatch, changes):
     """Weights, averages, noise and statistics: bit for bit, whether launched one by one or as a graph."""
-    captured = make(small(preset="cifar10-resnet"))
+    captured = make(small(*changes, preset="cifar10-resnet"))
     first = run(captured, WARM_UP + 5)
     assert captured._work._graph is not None
     monkeypatch.setattr(graph, "WARM_UP", 1000)
-    launched = make(small(preset="cifar10-resnet"))
+    launched = make(small(*changes, preset="cifar10-resnet"))
     second = run(launched, WARM_UP + 5)
     assert launched._work._graph is None
     for name, value in first.items():

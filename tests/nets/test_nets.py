@@ -11,7 +11,6 @@ from dualmcmc.nets import Gaussian, build, parameter_counts
     ("preset", "millions"),
     [
         ("cifar10-simple-authors", {"energy": 2, "generator": 8, "inference": 5}),
-        ("cifar10-simple", {"energy": 2, "generator": 8, "inference": 5}),
         ("cifar10-resnet", {"energy": 16, "generator": 16, "inference": 15}),
     ],
 )

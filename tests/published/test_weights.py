@@ -17,8 +17,8 @@ from tests.published.reference import features, reference
 NAME = "cifar10-simple"
 SAMPLES = 300
 STEPS = 5  # of the x-chain: enough to see that it goes down, and as much as a CPU does in seconds
-# What the two kinds of samples gave, two cores, torch 2.13.0. Other seeds give distances of 0.44 to 0.65: few samples tell
-# little about a model, but the same noise through the same weights tells whether the code still is what it was.
+# What the two kinds of samples gave on two cores, torch 2.13.0. Other seeds give distances of 0.44 to 0.65: few samples
+# tell little about a model, but the same noise through the same weights tells whether the code still is what it was.
 DISTANCE = {"generator": 0.46260, "ebm": 0.46259}
 ENERGY = {"generator": 0.24018, "ebm": 0.17512}
 TOLERANCE = 0.005  # relative

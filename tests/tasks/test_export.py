@@ -65,7 +65,7 @@ def test_weights_by_their_name(weights):
     by_name, by_file = dualmcmc.load("tiny", device="cpu"), dualmcmc.load(weights, device="cpu")
     assert by_name.file == weights
     assert torch.equal(by_name.sample(3), by_file.sample(3))
-    with pytest.raises(UserError, match="no run at 'tinny', and the weights that come along are: tiny"):
+    with pytest.raises(UserError, match="run 'tinny' does not exist, and the weights that come along are: tiny"):
         dualmcmc.load("tinny")
     with pytest.raises(UserError, match="averaged weights only"):
         dualmcmc.load("tiny", ema=False)

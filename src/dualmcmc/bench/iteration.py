@@ -180,7 +180,7 @@ def _parts(iteration: Iteration) -> dict[str, Callable[[], object]]:
     return {
         "x-chain": x_chains,
         "z-chain": lambda: revise_z(nets.generator, z, x, cfg.sigma, cfg.z_chain, rng),
-        "energy": lambda: descend(optimizers.energy, energy_loss(nets, x, x_rev, cfg)[0]),
+        "energy": lambda: descend(optimizers.energy, energy_loss(nets, x, x_rev, rng, cfg)[0]),
         "generator": generator,
         "inference": inference,
     }

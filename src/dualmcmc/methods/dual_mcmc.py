@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dualmcmc.augment import shifted
 from dualmcmc.config import Teaching
 from dualmcmc.langevin import energies, revise_x, revise_z, squared_error
 from dualmcmc.nets import Gaussian, Trio
@@ -76,7 +77,7 @@ def dual_mcmc(
 
     (energy, energy_stats), (generator, generator_stats), (inference, inference_stats) = together(
         # Learn pi_alpha (eq:ebm_obj_kl_ours_grad): raise f = -E on data, lower it on revised samples.
-        lambda: energy_loss(trio, x, x_rev, cfg) if teach_energy else (x.new_zeros(()), {}),
+        lambda: energy_loss(trio, x, x_rev, rng, cfg) if teach_energy else (x.new_zeros(()), {}),
         # Learn p_theta (eq:gen_obj_kl_ours_grad): raise log p(x, z_rev) + log p(x_rev, z); p(z) has no theta.
         lambda: generator_loss(x, trio.generator(z_rev), x_rev, x_hat, cfg),
         # Learn q_phi (eq:inf_obj_kl_ours_grad): raise log q(z_rev|x) + log q(z|x_rev).
@@ -96,11 +97,13 @@ def chain_start(x_hat: Tensor, rng: Source, cfg: Teaching) -> Tensor:
     return start + cfg.start_noise * gaussian_like(start, rng) if cfg.start_noise > 0 else start
 
 
-def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, cfg: Teaching) -> tuple[Tensor, Stats]:
+def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, rng: Source, cfg: Teaching) -> tuple[Tensor, Stats]:
     """mean E(x) - mean E(x_rev), where asked with their squares (see `energy_l2`), and both means."""
     # One batch, in pairs: the gradient is a small difference of two large sums; and one spectral norm for both.
-    pairs = torch.stack([x, x_rev], 1).flatten(0, 1)
-    on_data, on_samples = energies(trio.energy, pairs).unflatten(0, (-1, 2)).unbind(1)
+    pairs = torch.stack([x, x_rev], 1)
+    if cfg.energy_shift > 0:  # not in the paper: both of a pair alike, as Zhao et al. (2020) augment real and fake
+        pairs = shifted(pairs.flatten(1, 2), cfg.energy_shift, rng).unflatten(1, pairs.shape[1:3])
+    on_data, on_samples = energies(trio.energy, pairs.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
     loss = on_data.mean() - on_samples.mean()
     stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
     if cfg.energy_l2 > 0:  # not in the paper: as Du & Mordatch (2019) bound theirs
@@ -149,7 +152,7 @@ def step(
         if cfg.second_x_chain:  # the authors' code: fresh negatives from the generator just updated
             with torch.no_grad(), frozen(trio.generator) as still:
                 x_start = chain_start(still(z), rng, cfg)
-            loss, seen = energy_loss(trio, x, revise_x(trio.energy, x_start, cfg.x_chain, rng), cfg)
+            loss, seen = energy_loss(trio, x, revise_x(trio.energy, x_start, cfg.x_chain, rng), rng, cfg)
             stats.update(seen)
         return descend(optimizers.energy, loss)
 

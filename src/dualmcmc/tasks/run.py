@@ -266,7 +266,7 @@ def load(
     where, place = Path(path).expanduser(), crew.device(pick(str(device)))
     where = file_of(where) or where
     if not where.exists() and where.suffix != ".safetensors" and (known := published()):
-        raise UserError(f"there is no run at '{where}', and the weights that come along are: {', '.join(known)}.")
+        raise UserError(f"run '{where}' does not exist, and the weights that come along are: {', '.join(known)}.")
     if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
         folder = RunFolder(where)
         folder.require_run()
