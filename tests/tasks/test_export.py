@@ -98,6 +98,6 @@ def test_the_command(call, finished_run, tmp_path):
     assert_refused(
         call("export", finished_run, "--out", other, "--dtype", "int8"), "none of float16, bfloat16, float32"
     )
-    assert_refused(call("export", tmp_path / "none", "--out", other), "no run at")
+    assert_refused(call("export", tmp_path / "none", "--out", other), "does not exist")
     assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
     assert call("export", finished_run, "--out", other, "--json").json["dtype"] == "float16"
