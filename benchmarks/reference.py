@@ -253,9 +253,7 @@ class Reference:
         most, (height, width) = self.cfg.energy_shift, x.shape[2:]
         first = torch.randint(2 * most + 1, (len(x), 2), device=x.device, generator=rng)
         rows, columns = (
-            torch.stack([torch.eye(n + 2 * most, device=x.device)[k : k + n] for k in range(2 * most + 1)])[
-                first[:, axis]
-            ]
+            torch.eye(n + 2 * most, device=x.device)[first[:, axis, None] + torch.arange(n, device=x.device)]
             for axis, n in enumerate((height, width))
         )
         padded = [F.pad(images, (most, most, most, most), mode="reflect") for images in (x, x_rev)]

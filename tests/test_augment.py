@@ -30,8 +30,9 @@ def test_every_move_is_as_likely_and_nothing_else_happens():
 
 
 def test_the_largest_move_there_is():
-    x = images(2000, 4)
-    assert shifted(x, 3, torch.Generator().manual_seed(0)).shape == x.shape
+    x = images(50, 4)
+    moved = shifted(x, 3, torch.Generator().manual_seed(0))
+    assert all(found_at(before, after, 3) for before, after in zip(x, moved, strict=True))
 
 
 def test_processes_share_what_one_would_draw():
@@ -44,6 +45,7 @@ def test_processes_share_what_one_would_draw():
 def test_image_and_sample_of_a_pair_are_moved_alike():
     config = settings.load_config("digits", ["teaching.energy_shift=2", "nets.energy_width=4"])
     state = TrainState(config, torch.device("cpu"))
+    state.trio.eval()  # spectral norms hold still
     x = images(50)[:, :1] * 2 - 1
     _, stats = energy_loss(state.trio, x, x, state.rng, config.teaching)
     assert stats["energy_gap"].abs() < 1e-6
