@@ -296,14 +296,47 @@ def test_the_benchmark_of_evaluation(call, monkeypatch):
     assert "samples/s" in call("bench", "evaluate", "digits", "nets.energy_width=4", "--samples", 100).out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_leaves_nothing_half_written(run_folder, tmp_path, number):
     words = ["sample", str(run_folder), "-n", "2000000", "--out", str(tmp_path / "a.npz"), "--device", "cpu"]
-    process = subprocess.Popen([sys.executable, "-m", "dualmcmc", *words], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "dualmcmc", *words], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not list(tmp_path.glob(".a.npz.*")) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
     assert process.poll() is None, "it should be writing"
     process.send_signal(number)
-    assert process.wait(30) == 128 + number
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+AT_A_BAD_MOMENT = """
+import signal, sys, zipfile
+from dualmcmc.cli import main
+
+begin = zipfile.ZipFile.open
+
+def interrupted(*given, **options):
+    member = begin(*given, **options)
+    signal.raise_signal(int(number))
+    return member
+
+zipfile.ZipFile.open = interrupted
+number = sys.argv.pop(1)
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_a_bad_moment_is_still_a_signal(run_folder, tmp_path, number):
+    """Between the opening of an archive's member and the keeping of it, the archive cannot be closed."""
+    words = ["sample", run_folder, "-n", "4", "--out", tmp_path / "a.npz", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_A_BAD_MOMENT, str(int(number)), *words], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (128 + number, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

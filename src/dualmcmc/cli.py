@@ -234,20 +234,25 @@ def _words(preset: str | None, overrides: list[str] | None) -> tuple[str | None,
 
 def main() -> None:
     """Run the command; bad input is one line on standard error and exit code 2."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    stopped_by: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        """Leave in good order: what is half written is removed on the way out. Training has a handler of its own."""
+        stopped_by.append(number)
+        sys.unraisablehook = lambda _: None  # of what is dropped half made, as a file that is being opened
+        sys.exit(128 + number)
+
     for number, handler in before.items():
         if handler != signal.SIG_IGN:  # nohup wants to live on
-            signal.signal(number, _terminate)
+            signal.signal(number, stop)
     try:
         _run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def _terminate(number: int, frame: Any) -> None:
-    """Leave in good order: what is half written is removed on the way out. Training has a handler of its own."""
-    sys.exit(128 + number)
+        if stopped_by:  # whatever the way out tripped over
+            sys.exit(128 + stopped_by[0])
 
 
 def _run() -> None:
