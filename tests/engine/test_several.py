@@ -144,6 +144,32 @@ def test_samples_and_measurements_are_the_same(done, count):
         assert several["reconstruction"][start] == pytest.approx(numbers, rel=1e-3)
 
 
+THREADS = """
+import os, sys
+from dualmcmc.crew import launch
+from dualmcmc.engine.loop import train
+from tests.conftest import tiny
+
+def of_groups():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return sum(name.startswith("pt_gloo") for name in names)
+
+crew = launch("cpu")
+train(tiny("train.images=32"), sys.argv[1], "cpu", crew=crew)
+print(of_groups() > 0)
+crew.close()
+print(of_groups())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs the threads' names in /proc")
+def test_no_thread_of_theirs_outlives_their_parting(tmp_path):
+    """Else the process may abort while the interpreter shuts down, its work done."""
+    codes, said = ended(launched(2, "-c", THREADS, tmp_path / "run"))
+    assert codes == [0, 0], said
+    assert [out.split()[-2:] for out, _ in said] == [["True", "0"]] * 2
+
+
 def test_a_run_of_two_goes_on_alone_and_the_other_way_round(done, tmp_path):
     """The state knows nothing of how many wrote it; two that resume what two began repeat it bit for bit."""
     words = ["-m", "dualmcmc", "train", "digits", *TINY, "train.images=128", "--device", "cpu", "--out"]

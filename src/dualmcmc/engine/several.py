@@ -5,6 +5,7 @@ Fabric finds out which of them this one is and gives it a device, whoever launch
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import logging
@@ -39,7 +40,7 @@ class Several(Crew):
     def __init__(self, fabric: Any) -> None:
         self._fabric = fabric
         self.rank, self.world = fabric.global_rank, fabric.world_size
-        self._hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._hosts: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._asked: tuple[Any, Tensor] | None = None
         self._machines = len(set(self.gather(socket.gethostname())))
 
@@ -119,7 +120,11 @@ class Several(Crew):
     def close(self) -> None:
         if self._asked is not None:
             self._asked[0].wait()
+        # A group's threads end with the last reference to it. One that is still letting go of a tensor when the
+        # interpreter shuts down would abort the process.
+        self._asked = self._hosts = None
         dist.destroy_process_group()
+        gc.collect()  # networks that averaged are held in circles, and hold the default group
 
 
 def connect(device_name: str) -> Several:
