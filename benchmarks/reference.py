@@ -211,11 +211,14 @@ class Reference:
             lap("x-chain")
         else:
             x_rev_e = x_rev
-        seen = self._moved(x, x_rev_e, rng) if cfg.energy_shift else [x, x_rev_e]
-        on_data, on_samples = self.energy(torch.cat(seen)).chunk(2)
+        seen = [x, x_rev_e, *(self._moved(x, x_rev_e, rng) if cfg.energy_consistency else ())]
+        on_data, on_samples, *moved = self.energy(torch.cat(seen)).split(len(x))
         gap = on_samples.mean() - on_data.mean()
         squares = on_data.square().mean() + on_samples.square().mean()
-        e_norm = self._update("energy", cfg.energy_weight * (cfg.energy_l2 * squares - gap))
+        loss = cfg.energy_l2 * squares - gap
+        for in_place, elsewhere in zip((on_data, on_samples), moved, strict=False):
+            loss = loss + cfg.energy_consistency * ((in_place - elsewhere) ** 2).mean()
+        e_norm = self._update("energy", cfg.energy_weight * loss)
         lap("energy")
         return {
             "energy_data": on_data.mean().detach(),
@@ -249,15 +252,20 @@ class Reference:
         return self._langevin(z, negative_log_joint, self.cfg.z_chain, rng)
 
     def _moved(self, x: Tensor, x_rev: Tensor, rng: torch.Generator) -> list[Tensor]:
-        """Both moved alike by up to `energy_shift` pixels, by products with matrices that select rows and columns."""
+        """Each moved by up to `energy_shift` pixels, by products with matrices that select rows and columns."""
         most, (height, width) = self.cfg.energy_shift, x.shape[2:]
-        first = torch.randint(2 * most + 1, (len(x), 2), device=x.device, generator=rng)
-        rows, columns = (
-            torch.eye(n + 2 * most, device=x.device)[first[:, axis, None] + torch.arange(n, device=x.device)]
-            for axis, n in enumerate((height, width))
-        )
-        padded = [F.pad(images, (most, most, most, most), mode="reflect") for images in (x, x_rev)]
-        return [torch.einsum("bhi,bcij,bwj->bchw", rows, images, columns) for images in padded]
+        first = torch.randint(2 * most + 1, (len(x), 2, 2), device=x.device, generator=rng)  # image, of pair, axis
+        moved = []
+        for of_pair, images in enumerate((x, x_rev)):
+            rows, columns = (
+                torch.eye(n + 2 * most, device=x.device)[
+                    first[:, of_pair, axis, None] + torch.arange(n, device=x.device)
+                ]
+                for axis, n in enumerate((height, width))
+            )
+            padded = F.pad(images, (most, most, most, most), mode="reflect")
+            moved.append(torch.einsum("bhi,bcij,bwj->bchw", rows, padded, columns))
+        return moved
 
     def _langevin(
         self, state: Tensor, potential: Callable[[Tensor], Tensor], chain: Any, rng: torch.Generator

@@ -1,9 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from dualmcmc import rng, settings
 from dualmcmc.augment import shifted
-from dualmcmc.engine.state import TrainState
+from dualmcmc.config import Teaching
 from dualmcmc.methods.dual_mcmc import energy_loss
 from tests.conftest import assert_refused
 
@@ -42,18 +44,30 @@ def test_processes_share_what_one_would_draw():
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_image_and_sample_of_a_pair_are_moved_alike():
-    config = settings.load_config("digits", ["teaching.energy_shift=2", "nets.energy_width=4"])
-    state = TrainState(config, torch.device("cpu"))
-    state.trio.eval()  # spectral norms hold still
-    x = images(50)[:, :1] * 2 - 1
-    _, stats = energy_loss(state.trio, x, x, state.rng, config.teaching)
-    assert stats["energy_gap"].abs() < 1e-6
-    assert not torch.isclose(stats["energy_data"], state.trio.energy(x).mean(), rtol=1e-4)
+def consistency(energy, x, x_rev, weight=3.0, most=1):
+    """What `energy_consistency` adds to E's loss."""
+    trio, source = SimpleNamespace(energy=energy), torch.Generator().manual_seed(0)
+    without, cfg = Teaching(), Teaching(energy_consistency=weight, energy_shift=most)
+    return energy_loss(trio, x, x_rev, source, cfg)[0] - energy_loss(trio, x, x_rev, source, without)[0]
+
+
+def test_consistency_is_the_squared_change_of_energy_under_a_move_of_data_and_of_samples():
+    x, x_rev = torch.zeros(4000, 1, 8, 8), torch.zeros(4000, 1, 8, 8)
+    x[:, :, 3, 3], x_rev[:, :, 3, 3] = 1, 2
+    added = consistency(lambda image: image[:, 0, 3].sum(1), x, x_rev)  # two moves of three change the row
+    assert added == pytest.approx(3 * (1 + 4) * 2 / 3, rel=0.05)
+
+
+def test_consistency_asks_nothing_of_an_energy_that_moves_do_not_change():
+    x = images(50)
+    x[:, :, :2], x[:, :, -2:], x[..., :2], x[..., -2:] = (0,) * 4  # a move by one loses nothing
+    total, peak = (lambda image: image.sum((1, 2, 3))), (lambda image: image[:, 0, 4, 4])
+    assert consistency(total, x, -x).abs() < 1e-6 < consistency(peak, x, -x)
 
 
 @pytest.mark.parametrize("preset", ["digits", "cifar10-simple"])
 def test_it_is_refused_where_nothing_would_be_left(call, preset):
-    size = settings.load_config(preset).data.size
-    settings.load_config(preset, [f"teaching.energy_shift={size - 1}"])
-    assert_refused(call("config", preset, f"teaching.energy_shift={size}"), f"teaching.energy_shift={size}", "use less")
+    size, on = settings.load_config(preset).data.size, "teaching.energy_consistency=1"
+    settings.load_config(preset, [on, f"teaching.energy_shift={size - 1}"])
+    refused = call("config", preset, on, f"teaching.energy_shift={size}")
+    assert_refused(refused, f"teaching.energy_shift={size}", "use less")

@@ -69,7 +69,7 @@ def test_the_authors_settings(preset):
     assert [a.weight_decay for a in (c.optim.energy, c.optim.generator, c.optim.inference)] == [0, 5e-4, 5e-4]
     assert all(a.betas == (0, 0.9) and a.lr_decay == 0.998 for a in (c.optim.energy, c.optim.generator))
     assert not t.second_x_chain
-    assert t.energy_l2 == t.energy_shift == c.optim.warmup == c.optim.cooldown == 0
+    assert t.energy_l2 == t.energy_consistency == c.optim.warmup == c.optim.cooldown == 0
 
 
 def test_the_authors_settings_for_faces():

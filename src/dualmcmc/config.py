@@ -159,11 +159,12 @@ class Teaching:
     energy_l2: float = setting(
         0.0, "of mean E(x)^2 + mean E(x~)^2 in E's loss: draws energies to -/+ 1/(2 energy_l2); 0 in the paper", ge=0
     )
-    energy_shift: int = setting(
-        0,
-        "pixels by which E's loss moves x and x~, at random, so that E does not learn x by heart; 0 in the paper",
+    energy_consistency: float = setting(
+        0.0,
+        "of mean (E(x) - E(x moved))^2, and the same of x~, in E's loss, lest E learn x by heart; 0 in the paper",
         ge=0,
     )
+    energy_shift: int = setting(4, "energy_consistency: pixels by which x and x~ are moved at random, at most", ge=1)
     generator_data_weight: float | None = setting(
         None, "of |x - g(z~)|^2; null: the paper's 1/(2 sigma^2); the authors' code has 1", ge=0
     )
@@ -296,7 +297,7 @@ class Config:
     engine: Engine = group(Engine, Engine.__doc__ or "")
 
     def __post_init__(self) -> None:
-        if self.teaching.energy_shift >= self.data.size:
+        if self.teaching.energy_consistency > 0 and self.teaching.energy_shift >= self.data.size:
             raise UserError(
                 f"teaching.energy_shift={self.teaching.energy_shift} moves images of data.size={self.data.size} out of "
                 "sight: use less."

@@ -37,8 +37,8 @@ def test_networks_are_the_same_functions(preset):
     [
         [],
         ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"],
-        ["teaching.energy_shift=3"],
-        ["teaching.energy_shift=3", "teaching.second_x_chain=true"],
+        ["teaching.energy_consistency=2"],
+        ["teaching.energy_consistency=2", "teaching.second_x_chain=true"],
     ],
 )
 @pytest.mark.parametrize("preset", PRESETS)

@@ -59,7 +59,7 @@ def run(iteration: Iteration, count: int) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("changes", [(), ("teaching.energy_shift=4",)])
+@pytest.mark.parametrize("changes", [(), ("teaching.energy_consistency=10",)])
 def test_a_captured_iteration_is_the_iteration(monkeypatch, changes):
     """Weights, averages, noise and statistics: bit for bit, whether launched one by one or as a graph."""
     captured = make(small(*changes, preset="cifar10-resnet"))

@@ -41,7 +41,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(
-    "overrides", [(), RESNET, ("ema.half_life=0", "teaching.second_x_chain=true", "teaching.energy_shift=2")]
+    "overrides", [(), RESNET, ("ema.half_life=0", "teaching.second_x_chain=true", "teaching.energy_consistency=2")]
 )
 def test_resume_is_exact(tmp_path, overrides, device):
     """2N iterations equal N, stop, resume, N: weights, moments, averages and random states, bit for bit.

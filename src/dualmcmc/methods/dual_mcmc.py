@@ -98,16 +98,19 @@ def chain_start(x_hat: Tensor, rng: Source, cfg: Teaching) -> Tensor:
 
 
 def energy_loss(trio: Trio, x: Tensor, x_rev: Tensor, rng: Source, cfg: Teaching) -> tuple[Tensor, Stats]:
-    """mean E(x) - mean E(x_rev), where asked with their squares (see `energy_l2`), and both means."""
+    """mean E(x) - mean E(x_rev), where asked with more (`energy_l2`, `energy_consistency`), and both means."""
     # One batch, in pairs: the gradient is a small difference of two large sums; and one spectral norm for both.
-    pairs = torch.stack([x, x_rev], 1)
-    if cfg.energy_shift > 0:  # not in the paper: both of a pair alike, as Zhao et al. (2020) augment real and fake
-        pairs = shifted(pairs.flatten(1, 2), cfg.energy_shift, rng).unflatten(1, pairs.shape[1:3])
-    on_data, on_samples = energies(trio.energy, pairs.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
+    images = torch.stack([x, x_rev], 1).flatten(0, 1)
+    if cfg.energy_consistency > 0:
+        images = torch.cat([images, shifted(images, cfg.energy_shift, rng)])
+    in_place, *moved = energies(trio.energy, images).unflatten(0, (-1, len(x), 2)).unbind(0)
+    on_data, on_samples = in_place.unbind(1)
     loss = on_data.mean() - on_samples.mean()
     stats = {"energy_data": on_data.mean(), "energy_sample": on_samples.mean(), "energy_gap": -loss}
     if cfg.energy_l2 > 0:  # not in the paper: as Du & Mordatch (2019) bound theirs
         loss = loss + cfg.energy_l2 * (on_data.square().mean() + on_samples.square().mean())
+    if moved:  # not in the paper: as Zhao et al. (2021, bCR) keep a GAN's critic from learning images by heart
+        loss = loss + cfg.energy_consistency * (in_place - moved[0]).square().mean(0).sum()
     return cfg.energy_weight * loss, {name: value.detach() for name, value in stats.items()}
 
 
