@@ -240,7 +240,7 @@ def main() -> None:
     def stop(number: int, frame: Any) -> None:
         """Leave in good order: what is half written is removed on the way out. Training has a handler of its own."""
         stopped_by.append(number)
-        sys.unraisablehook = lambda _: None  # of what is dropped half made, as a file that is being opened
+        sys.unraisablehook = lambda _: None  # what is dropped half made may complain, also after this function
         sys.exit(128 + number)
 
     for number, handler in before.items():
@@ -265,8 +265,6 @@ def _run() -> None:
         code = _complain(str(error), 3)
     except ProcessLost as error:
         code = _complain(str(error), 4)
-    except KeyboardInterrupt:
-        code = _complain("stopped.", 130)
     except BrokenPipeError:  # the reader of our output has gone: `dualmcmc presets | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
