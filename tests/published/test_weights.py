@@ -21,7 +21,7 @@ STEPS = 5  # of the x-chain: enough to see that it goes down, and as much as a C
 # tell little about a model, but the same noise through the same weights tells whether the code still is what it was.
 DISTANCE = {"generator": 0.44730, "ebm": 0.44721}
 ENERGY = {"generator": 0.09127, "ebm": 0.07153}
-TOLERANCE = 0.005  # relative
+TOLERANCE = 0.001  # relative; one core or two, with or without oneDNN, they agree to 2e-6
 
 
 def distance(images):
@@ -48,7 +48,7 @@ def test_samples_are_those_published(run):
 def test_weights_a_little_off_are_noticed(run):
     rng = torch.Generator().manual_seed(5)
     for parameter in run.trio.generator.parameters():
-        parameter.add_(0.1 * parameter.square().mean().sqrt() * torch.randn(parameter.shape, generator=rng))
+        parameter.add_(0.05 * parameter.square().mean().sqrt() * torch.randn(parameter.shape, generator=rng))
     samples = generated(run)
     assert distance(samples) != pytest.approx(DISTANCE["generator"], rel=TOLERANCE)
     assert run.energy(samples).mean().item() != pytest.approx(ENERGY["generator"], rel=TOLERANCE)
