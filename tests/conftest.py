@@ -124,7 +124,7 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from dualmcmc.engine import accelerate
 
-    def compiler(device: torch.device) -> Callable:
+    def compiler(device: torch.device, repeatable: bool) -> Callable:
         torch._dynamo.config.recompile_limit = 64
         return lambda layers: torch.compile(layers, dynamic=False, fullgraph=True, backend="aot_eager")
 

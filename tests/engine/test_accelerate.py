@@ -91,7 +91,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr(accelerate, "_compiler", lambda device: broken)
+    monkeypatch.setattr(accelerate, "_compiler", lambda *_: broken)
     config = tiny("engine.mode=compiled")
     networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
     assert accelerate.compile_for_training(networks, config, 4, CPU) == "RuntimeError: no compiler here"
@@ -105,7 +105,7 @@ def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr(accelerate, "_compiler", lambda device: full)
+    monkeypatch.setattr(accelerate, "_compiler", lambda *_: full)
     config = tiny("engine.mode=compiled")
     networks = evaluators(build(config).train(), config, choose(config.engine, CPU), None)
     with pytest.raises(torch.OutOfMemoryError):
@@ -115,19 +115,41 @@ def test_too_little_memory_is_no_reason_to_go_on(monkeypatch):
 def test_what_is_compiled_is_kept_in_the_cache_folder(monkeypatch, cache):
     monkeypatch.setenv(accelerate.CACHE, "/somewhere")  # so that it is put back
     monkeypatch.setattr(accelerate, "CACHE_IS_OURS", True)  # even where torch has set it meanwhile
-    accelerate._compiler(CPU)
+    accelerate._compiler(CPU, True)
     assert accelerate.os.environ[accelerate.CACHE] == str(cache / "compiled")
     monkeypatch.setenv(accelerate.CACHE, "/elsewhere")
     monkeypatch.setattr(accelerate, "CACHE_IS_OURS", False)
-    accelerate._compiler(CPU)
+    accelerate._compiler(CPU, True)
     assert accelerate.os.environ[accelerate.CACHE] == "/elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "expected"),
+    [
+        (CUDA, True, {"layout_optimization": False, "deterministic": True}),
+        (CUDA, False, {"layout_optimization": False}),
+        (CPU, True, None),
+    ],
+)
+def test_a_repeatable_run_is_not_compiled_by_trial(
+    device, deterministic, expected, gpu, monkeypatch, restored_precision, cache
+):
+    """Which order of sums is the fastest differs from one trial to the next, and with it the last digits of a run."""
+    given = []
+    config = tiny(f"train.deterministic={deterministic}".lower(), "engine.mode=compiled")
+    with monkeypatch.context() as patch:
+        patch.setattr(accelerate.torch, "compile", lambda layers, **how: given.append(how["options"]) or layers)
+        evaluators(build(config).train(), config, choose(config.engine, device), None)
+    assert given
+    assert all(options == expected for options in given)
+    torch.compile(torch.sin, options=expected)  # names that this PyTorch knows
 
 
 def test_torch_names_no_cache_before_we_ask():
     code = (
         "from dualmcmc.engine import accelerate, loop, state; from dualmcmc import settings; import torch; "
         "state.TrainState(settings.load_config('digits'), torch.device('cpu')); import torch._dynamo; "
-        "accelerate._compiler(accelerate.torch.device('cpu')); print(accelerate.os.environ[accelerate.CACHE])"
+        "accelerate._compiler(accelerate.torch.device('cpu'), True); print(accelerate.os.environ[accelerate.CACHE])"
     )
     clean = {name: value for name, value in os.environ.items() if name != accelerate.CACHE}
     words = [sys.executable, "-c", code]

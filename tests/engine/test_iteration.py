@@ -108,7 +108,7 @@ def test_a_compiler_that_fails_is_said_and_done_without(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda device: broken)
+    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda *_: broken)
     notes = []
     iteration = make(tiny("engine.mode=compiled"), notes.append)
     assert notes == ["not compiled (RuntimeError: no compiler): going on eagerly"]

@@ -184,7 +184,7 @@ def test_batches_of_a_compiled_run_do_not_show(finished_run, quick_compiler):
 
 
 def test_a_run_that_cannot_be_compiled_goes_on(finished_run, monkeypatch, capsys):
-    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda device: lambda layers: broken)
+    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda *_: lambda layers: broken)
     run = compiled(finished_run)
     assert run.sample(3).shape == (3, 1, 8, 8)
     assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"

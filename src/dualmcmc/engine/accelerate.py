@@ -95,7 +95,7 @@ def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None
         return trio
     bare = build(replace(config, nets=replace(config.nets, spectral_norm=False)))
     dtype = torch.bfloat16 if coarse else torch.float32
-    compiler = _compiler(means.device) if means.compiled else None
+    compiler = _compiler(means.device, config.train.deterministic) if means.compiled else None
     nets = {
         name: Evaluator(net, bare.get_submodule(name), dtype, micro_batch, compiler)
         for name, net in trio.named_children()
@@ -103,19 +103,26 @@ def evaluators(trio: Trio, config: Config, means: Means, micro_batch: int | None
     return Trio(**nets)
 
 
-def _compiler(device: torch.device) -> Callable[..., Callable]:
+def _compiler(device: torch.device, repeatable: bool) -> Callable[..., Callable]:
     """torch.compile as it is used here; what it makes is kept in the cache folder for the next run."""
     if CACHE_IS_OURS:
         os.environ[CACHE] = str(cache_folder() / "compiled")
     import torch._dynamo
+    import torch._inductor.config
 
     torch._dynamo.config.recompile_limit = 64  # all networks share the few lines that call their layers
 
-    # The layers are laid out for a GPU as they are: a guess at better orders of the channels adds copies.
-    options: dict[str, Any] | None = {"layout_optimization": False} if device.type == "cuda" else None
+    options: dict[str, Any] = {}
+    if device.type == "cuda":
+        # The layers are laid out for a GPU as they are: a guess at better orders of the channels adds copies.
+        options["layout_optimization"] = False
+        # Else the order of sums is the one that was fastest when it was tried out: by chance, another one on the next
+        # machine or with an empty cache. PyTorch knows the option since 2.10.
+        if repeatable and hasattr(torch._inductor.config, "deterministic"):
+            options["deterministic"] = True
 
     def compiler(layers: Callable) -> Callable:
-        return torch.compile(layers, dynamic=False, fullgraph=True, options=options)
+        return torch.compile(layers, dynamic=False, fullgraph=True, options=options or None)
 
     return compiler
 
