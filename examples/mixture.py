@@ -1,7 +1,7 @@
-"""Dual-MCMC teaching where everything can be checked: a mixture of Gaussians in the plane.
+"""Dual-MCMC teaching on a mixture of Gaussians in the plane, with your own networks and data.
 
-The density of the EBM is integrated on a grid, so KL(data || EBM) is a number, not an estimate from
-samples. The chains are the paper's own (temperature 1), and so are the loss weights. Run it:
+In two dimensions the EBM's density can be integrated on a grid, so KL(data || EBM) is computed, not estimated from
+samples. Chains (temperature 1) and loss weights are the paper's. Run it:
 
     python examples/mixture.py --out docs/images/mixture.png
 """
@@ -19,30 +19,29 @@ from torch import Tensor, nn
 from dualmcmc import Chain, Optimizers, Teaching, Trio, step
 
 MODES, RADIUS, SPREAD = 6, 2.0, 0.3
-EDGE, CELLS = 5.0, 400  # the square over which densities are integrated
-
-RATES = {"energy": 3e-4, "generator": 1e-3, "inference": 1e-3}
+EDGE, CELLS = 5.0, 400  # densities are integrated over [-EDGE, EDGE]^2
+LEARNING_RATES = {"energy": 3e-4, "generator": 1e-3, "inference": 1e-3}
 TEACHING = Teaching(
     latent_dim=2,
     sigma=0.15,
-    start_noise=0.15,  # x_hat is a draw from p(x|z), not its mean
+    start_noise=0.15,  # x_hat is a sample of p(x|z), not its mean
     x_chain=Chain(steps=30, step_size=0.02),
     z_chain=Chain(steps=10, step_size=0.002),
 )
 
 
-def centres() -> Tensor:
+def centers() -> Tensor:
     angles = torch.arange(MODES) * (2 * math.pi / MODES)
     return RADIUS * torch.stack([angles.cos(), angles.sin()], 1)
 
 
-def draw(count: int, rng: torch.Generator) -> Tensor:
-    modes = centres()[torch.randint(MODES, (count,), generator=rng)]
+def sample_data(count: int, rng: torch.Generator) -> Tensor:
+    modes = centers()[torch.randint(MODES, (count,), generator=rng)]
     return modes + SPREAD * torch.randn(count, 2, generator=rng)
 
 
 class Energy(nn.Module):
-    """A small network on top of a wide Gaussian, which makes exp(-E) integrable."""
+    """A small network plus the energy of a wide Gaussian, which makes exp(-E) integrable."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -65,55 +64,56 @@ class Inference(nn.Module):
 
 
 def grid() -> tuple[Tensor, float]:
-    """Cell centres (CELLS^2, 2) and the area of a cell."""
+    """The centers of the cells, (CELLS^2, 2), and the area of one."""
     ticks = (torch.arange(CELLS) + 0.5) * (2 * EDGE / CELLS) - EDGE
     return torch.cartesian_prod(ticks, ticks), (2 * EDGE / CELLS) ** 2
 
 
 def log_data_density(x: Tensor) -> Tensor:
-    squares = (x[:, None] - centres()).square().sum(2)
+    squares = (x[:, None] - centers()).square().sum(2)
     return torch.logsumexp(-squares / (2 * SPREAD**2), 1) - math.log(MODES * 2 * math.pi * SPREAD**2)
 
 
 @torch.no_grad()
 def log_model_density(energy: nn.Module) -> Tensor:
-    """log pi on the grid, normalised over it."""
+    """log pi(x) on the grid, normalised over it."""
     points, area = grid()
     f = -torch.cat([energy(part) for part in points.split(20_000)])
     return f - torch.logsumexp(f, 0) - math.log(area)
 
 
 def kl_to_data(energy: nn.Module) -> float:
-    """KL(data || EBM), integrated."""
+    """KL(data || EBM), integrated on the grid."""
     points, area = grid()
     log_p = log_data_density(points)
     return float((log_p.exp() * (log_p - log_model_density(energy))).sum() * area)
 
 
-def mode_shares(energy: nn.Module) -> Tensor:
-    """The EBM's probability of being nearest to each centre; 1 / MODES each is right."""
+def mode_weights(energy: nn.Module) -> Tensor:
+    """The EBM's probability of each mode, (MODES,); 1 / MODES for the data."""
     points, area = grid()
-    nearest = (points[:, None] - centres()).square().sum(2).argmin(1)
+    nearest = (points[:, None] - centers()).square().sum(2).argmin(1)
     return torch.zeros(MODES).index_add(0, nearest, log_model_density(energy).exp() * area)
 
 
 @dataclass
 class Result:
     trio: Trio
-    before: Tensor  # log density of the EBM on the grid
+    initial: Tensor  # log density of the untrained EBM on the grid
     iterations: list[int] = field(default_factory=list)
     kl: list[float] = field(default_factory=list)
 
 
-def learn(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) -> Result:
+def train(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) -> Result:
     rng = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     generator = nn.Sequential(
         nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
     )
     trio = Trio(Energy(), generator, Inference())
-    nets = dict(trio.named_children())
-    optimizers = Optimizers(**{name: torch.optim.Adam(nets[name].parameters(), lr=lr) for name, lr in RATES.items()})
+    optimizers = Optimizers(
+        **{name: torch.optim.Adam(net.parameters(), lr=LEARNING_RATES[name]) for name, net in trio.named_children()}
+    )
     result = Result(trio, log_model_density(trio.energy))
     for iteration in range(iterations):
         if iteration % every == 0:
@@ -121,33 +121,33 @@ def learn(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) ->
             result.kl.append(kl_to_data(trio.energy))
         decay = min(1.0, 2 * (1 - iteration / iterations))
         for name, optimizer in optimizers._asdict().items():
-            optimizer.param_groups[0]["lr"] = RATES[name] * decay
-        step(trio, optimizers, draw(batch, rng), rng, TEACHING)
+            optimizer.param_groups[0]["lr"] = LEARNING_RATES[name] * decay
+        step(trio, optimizers, sample_data(batch, rng), rng, TEACHING)
     result.iterations.append(iterations)
     result.kl.append(kl_to_data(trio.energy))
     return result
 
 
-def figure(result: Result, path: Path) -> None:
+def save_figure(result: Result, path: Path) -> None:
     from matplotlib.figure import Figure
 
     points, _ = grid()
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         mean = result.trio.generator(torch.randn(2000, 2, generator=rng))
-    generated = mean + TEACHING.sigma * torch.randn(mean.shape, generator=rng)
+    samples = mean + TEACHING.sigma * torch.randn(mean.shape, generator=rng)
     fig = Figure(figsize=(15, 3.2), layout="constrained")
     axes = fig.subplots(1, 5)
     densities = {
         "data": log_data_density(points),
-        f"EBM before: KL {result.kl[0]:.2f}": result.before,
+        f"EBM before: KL {result.kl[0]:.2f}": result.initial,
         f"EBM after: KL {result.kl[-1]:.3f}": log_model_density(result.trio.energy),
     }
     for axis, (title, density) in zip(axes, densities.items(), strict=False):
         image = density.exp().reshape(CELLS, CELLS).T.numpy()
         axis.imshow(image, origin="lower", extent=[-EDGE, EDGE, -EDGE, EDGE], cmap="Blues")
         axis.set(title=title)
-    axes[3].scatter(*generated.T.numpy(), s=1, color="#d97706")
+    axes[3].scatter(*samples.T.numpy(), s=1, color="#d97706")
     axes[3].set(title="generator", aspect="equal")
     for axis in axes[:4]:
         axis.set(xlim=(-3.5, 3.5), ylim=(-3.5, 3.5), xticks=[], yticks=[])
@@ -163,11 +163,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("mixture.png"))
     arguments = parser.parse_args()
-    result = learn(arguments.iterations, arguments.seed)
-    figure(result, arguments.out)
-    shares = ", ".join(f"{share:.3f}" for share in mode_shares(result.trio.energy))
+    result = train(arguments.iterations, arguments.seed)
+    save_figure(result, arguments.out)
+    weights = ", ".join(f"{weight:.3f}" for weight in mode_weights(result.trio.energy))
     print(f"KL(data || EBM): {result.kl[0]:.3f} before, {result.kl[-1]:.4f} after")
-    print(f"probability of each of the {MODES} modes (right: {1 / MODES:.3f}): {shares}")
+    print(f"probability of each mode (data: {1 / MODES:.3f}): {weights}")
     print(f"figure: {arguments.out}")
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dualmcmc import cli, settings
+from dualmcmc import config_io
 from dualmcmc.config import Config
-from dualmcmc.engine.loop import train
-from dualmcmc.engine.progress import Reporter
+from dualmcmc.engine import log, plan
+from dualmcmc.engine.trainer import train
 from dualmcmc.nets import Trio
 
-LONG = os.environ.get("DUALMCMC_FAULTS") == "long"  # the long form of tests/faults and tests/security: `make faults`
+LONG = os.environ.get("DUALMCMC_FAULTS") == "long"  # `make faults`: more repetitions, more combinations
 TINY = [
     "nets.energy_width=4",
     "nets.generator_width=4",
@@ -41,43 +41,51 @@ TINY = [
 
 
 def tiny(*overrides: str) -> Config:
-    """`digits` on networks small enough to train in a second."""
-    return settings.load_config("digits", [*TINY, *overrides])
+    """`digits` with tiny networks, trained in a fraction of a second."""
+    return config_io.load_config("digits", [*TINY, *overrides])
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder of the test's own: what the machine has must not count."""
+    """An empty cache folder, so that no test depends on what this machine has downloaded."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("DUALMCMC_DATA", str(folder))
     return folder
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_a_fixed_seed() -> None:
+def _one_thread_and_fixed_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_reach_children() -> None:
-    """What a shell ignores for its background jobs, and nohup, their children would ignore too."""
+    """Background jobs of a shell, and nohup, ignore these signals; children would inherit that."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _small_previews() -> Iterator[None]:
+    """Encoding sample grids takes a third of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "PREVIEW_COUNT", 4)
+        yield
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained tiny run; tests read it and leave it as it is."""
+    """A trained tiny run, read-only."""
     out = tmp_path_factory.mktemp("runs") / "tiny"
-    train(tiny(), out, torch.device("cpu"), reporter=Reporter())
+    train(tiny(), out, "cpu")
     return out
 
 
 @pytest.fixture
 def run_folder(finished_run: Path, tmp_path: Path) -> Path:
-    """A copy of the trained tiny run that a test may write into."""
+    """A writable copy of the trained tiny run."""
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
@@ -94,7 +102,8 @@ class Answer:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
-    """The command as a person calls it: its exit code and what it printed."""
+    """Run the command in this process: its exit code and output."""
+    from dualmcmc import cli
 
     def run(*words: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["dualmcmc", *map(str, words)])
@@ -107,7 +116,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def assert_refused(answer: Answer, *words: str) -> None:
-    """One clear line on standard error, exit code 2, nothing on standard output."""
+    """Exit code 2, one line on standard error that contains `words`, nothing on standard output."""
     assert answer.code == 2, answer
     assert answer.out == ""
     lines = answer.err.strip().splitlines()
@@ -119,38 +128,36 @@ def assert_refused(answer: Answer, *words: str) -> None:
 
 @pytest.fixture
 def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile that traces all but makes no machine code: the same graphs in a hundredth of the time."""
+    """torch.compile that traces graphs but generates no code: the same graphs in a hundredth of the time."""
     import torch._dynamo
 
-    from dualmcmc.engine import accelerate
-
-    def compiler(device: torch.device, repeatable: bool) -> Callable:
+    def compiler(device: torch.device, deterministic: bool) -> Callable:
         torch._dynamo.config.recompile_limit = 64
-        return lambda layers: torch.compile(layers, dynamic=False, fullgraph=True, backend="aot_eager")
+        return lambda layers: torch.compile(layers, dynamic=False, fullgraph=True, backend="eager")
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(accelerate, "_compiler", compiler)
+    monkeypatch.setattr(plan, "_compiler", compiler)
 
 
 @pytest.fixture
 def restored_precision() -> Iterator[None]:
-    """What float32 may do on CUDA, put back afterwards."""
+    """Restores the tf32 flags."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     yield
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager
-def nothing_plain(nets: Trio) -> Iterator[None]:
-    """While active, layers that were not compiled refuse to run."""
+def compiled_only(executors: Trio) -> Iterator[None]:
+    """Fail if a layer runs that was not compiled ahead."""
 
-    def refuse(*given: object) -> None:
+    def fail(*_: object) -> None:
         pytest.fail("not compiled ahead")
 
-    before = [(net, net._plain) for net in nets.children()]
-    for net, _ in before:
-        net._plain = (refuse, refuse)
+    before = [(executor, executor._eager) for executor in executors.children()]
+    for executor, _ in before:
+        executor._eager = (fail, fail)
     yield
-    for net, plain in before:
-        net._plain = plain
+    for executor, eager in before:
+        executor._eager = eager

@@ -1,4 +1,4 @@
-"""Feature networks for tests: a tiny one of one's own, and Inceptions with random weights in the published layouts."""
+"""Feature networks for tests: tiny ones, and Inception with random weights in the layouts of the published files."""
 
 import hashlib
 
@@ -6,24 +6,36 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dualmcmc.metrics.inception import Inception, _layer_names
+from dualmcmc.metrics.inception import Inception, layer_names
 
 
 class Tiny(nn.Module):
-    """Four by four means of the three channels: features that a test can work out by itself."""
+    """Four by four means of the three channels."""
 
     def forward(self, x):
         return F.adaptive_avg_pool2d(x, 4).flatten(1)
 
 
+class TinyInception(Inception):
+    """`Tiny` in place of the convolutions, with a classifier."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.body = Tiny()
+        self.register_buffer("head", torch.randn(1008, 48, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        return self.body(x)
+
+
 def own_network(path):
-    """A TorchScript module as a user may bring one."""
+    """A user's TorchScript module."""
     torch.jit.trace(Tiny(), torch.zeros(2, 3, 299, 299)).save(str(path))
     return path
 
 
 def random_layers(seed=0):
-    """(weight, beta, mean, variance) of all 94 convolutions, of a size that keeps activations in bounds."""
+    """(weight, beta, mean, variance) of all 94 convolutions, scaled to keep activations bounded."""
     rng = torch.Generator().manual_seed(seed)
     layers = []
     for conv in Inception().convolutions():
@@ -35,9 +47,9 @@ def random_layers(seed=0):
 
 
 def released(path, layers, classifier):
-    """The layout of the usual release file."""
+    """The layout of pytorch-fid's file, with the classifier."""
     tensors = {}
-    for name, (weight, beta, mean, variance) in zip(_layer_names(), layers, strict=True):
+    for name, (weight, beta, mean, variance) in zip(layer_names(), layers, strict=True):
         tensors[f"{name}.conv.weight"] = weight
         tensors |= {f"{name}.bn.weight": torch.ones_like(beta), f"{name}.bn.bias": beta}
         tensors |= {f"{name}.bn.running_mean": mean, f"{name}.bn.running_var": variance}
@@ -48,7 +60,7 @@ def released(path, layers, classifier):
 
 
 def packaged(path, layers):
-    """The layout of the registry's package: TorchScript, in the order of the graph, no classifier."""
+    """The layout of the PyPI package: TorchScript, in the order of the TensorFlow graph, without the classifier."""
 
     class Layer(nn.Module):
         def __init__(self, weight, beta, mean, var):

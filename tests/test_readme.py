@@ -1,45 +1,41 @@
-"""README's example runs as printed, and is as short as promised."""
+"""The Python examples in the documentation run as printed."""
 
 import re
 from pathlib import Path
 
-import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_on_ones_own_modules_runs():
-    (code,) = re.findall(r"<!-- example -->\n```python\n(.*?)```", README, re.S)
-    assert len([line for line in code.splitlines() if line.strip()]) < 30
+def run_example(page, marker, **replacements):
+    """Run the Python block after <!-- marker -->; returns its variables."""
+    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    for old, new in replacements.items():
+        code = code.replace(old, str(new))
     names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, page, "exec"), names)
+    return names
+
+
+def test_quick_start(finished_run):
+    names = run_example("README.md", "quick start", **{"cifar10-simple": finished_run})
+    assert names["y"].shape == names["x"].shape == (16, 1, 8, 8)
+    assert names["e"].shape == (16,)
+
+
+def test_own_modules():
+    names = run_example("docs/reference/python.md", "example")
     assert names["samples"].shape == (64, 2)
     assert torch.isfinite(names["samples"]).all()
     assert torch.isfinite(names["stats"]["energy_gap"])
 
 
-def test_the_example_on_a_trained_run_runs(finished_run):
-    (code,) = re.findall(r"A trained run:\n\n```python\n(.*?)```", README, re.S)
-    names: dict = {}
-    exec(compile(code.replace("runs/digits", str(finished_run)), "README.md", "exec"), names)
+def test_trained_run(finished_run):
+    names = run_example("docs/reference/python.md", "run", **{"runs/digits": finished_run})
     assert names["y"].shape == names["x"].shape == (64, 1, 8, 8)
 
 
-def test_the_example_of_using_a_run_runs(finished_run):
-    text = (ROOT / "docs" / "using.md").read_text()
-    (code,) = re.findall(r"<!-- using -->\n```python\n(.*?)```", text, re.S)
-    names: dict = {}
-    code = code.replace("runs/digits", str(finished_run)).replace("inference+10", "inference+2")
-    exec(compile(code, "using.md", "exec"), names)
+def test_using_a_run(finished_run):
+    names = run_example("docs/guide/using.md", "using", **{"runs/digits": finished_run, "inference+10": "inference+2"})
     assert names["path"].shape == (2, 9, 1, 8, 8)
-
-
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
-)
-def test_every_link_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target

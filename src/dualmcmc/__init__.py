@@ -19,46 +19,47 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 # name -> module; loaded on first use, so that `dualmcmc --help` does not wait for PyTorch
-_HOMES = {
+_MODULES = {
     "Chain": "dualmcmc.config",
     "Config": "dualmcmc.config",
     "Teaching": "dualmcmc.config",
     "Trace": "dualmcmc.langevin",
     "revise_x": "dualmcmc.langevin",
     "revise_z": "dualmcmc.langevin",
-    "Losses": "dualmcmc.methods.dual_mcmc",
-    "Optimizers": "dualmcmc.methods.dual_mcmc",
+    "Losses": "dualmcmc.methods",
+    "Optimizers": "dualmcmc.methods",
     "dual_mcmc": "dualmcmc.methods.dual_mcmc",
     "step": "dualmcmc.methods.dual_mcmc",
     "Gaussian": "dualmcmc.nets",
     "Trio": "dualmcmc.nets",
-    "train": "dualmcmc.engine.loop",
+    "train": "dualmcmc.engine.trainer",
     "evaluate": "dualmcmc.tasks.evaluate",
     "inpaint": "dualmcmc.tasks.inpaint",
     "interpolate": "dualmcmc.tasks.interpolate",
     "outliers": "dualmcmc.tasks.outliers",
-    "load_features": "dualmcmc.metrics.features",
+    "load_features": "dualmcmc.tasks.fid",
     "Run": "dualmcmc.tasks.run",
     "load": "dualmcmc.tasks.run",
-    "load_config": "dualmcmc.settings",
-    "Diverged": "dualmcmc.errors",
-    "UserError": "dualmcmc.errors",
+    "load_config": "dualmcmc.config_io",
+    "Diverged": "dualmcmc.utils.errors",
+    "UserError": "dualmcmc.utils.errors",
 }
 
 if TYPE_CHECKING:
     from dualmcmc.config import Chain, Config, Teaching
-    from dualmcmc.engine.loop import train
-    from dualmcmc.errors import Diverged, UserError
+    from dualmcmc.config_io import load_config
+    from dualmcmc.engine.trainer import train
     from dualmcmc.langevin import Trace, revise_x, revise_z
-    from dualmcmc.methods.dual_mcmc import Losses, Optimizers, dual_mcmc, step
-    from dualmcmc.metrics.features import load_features
+    from dualmcmc.methods import Losses, Optimizers
+    from dualmcmc.methods.dual_mcmc import dual_mcmc, step
     from dualmcmc.nets import Gaussian, Trio
-    from dualmcmc.settings import load_config
     from dualmcmc.tasks.evaluate import evaluate
+    from dualmcmc.tasks.fid import load_features
     from dualmcmc.tasks.inpaint import inpaint
     from dualmcmc.tasks.interpolate import interpolate
     from dualmcmc.tasks.outliers import outliers
     from dualmcmc.tasks.run import Run, load
+    from dualmcmc.utils.errors import Diverged, UserError
 
 __all__ = [
     "Chain", "Config", "Diverged", "Gaussian", "Losses", "Optimizers", "Run", "Teaching", "Trace", "Trio",
@@ -68,9 +69,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'dualmcmc' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Random numbers of every kind: seeded, saved, restored."""
+"""Random sources: seeded, saved and restored."""
 
 from __future__ import annotations
 
@@ -12,80 +12,80 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualmcmc.errors import UserError
+from dualmcmc.utils.errors import UserError
 
-Saved = tuple[dict[str, Tensor], dict[str, Any]]
+SavedStates = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Stream(IntEnum):
-    """What a run draws random numbers for, each from a stream of its own."""
+    """Independent random streams, one per purpose. Their numbers fix every seed: never renumber."""
 
-    GLOBALS = 0  # torch's, Python's and NumPy's own sources
-    METHOD = 1  # prior draws and the chains' noise, in training
+    GLOBALS = 0  # torch's, Python's and NumPy's global sources
+    METHOD = 1  # prior draws and chain noise in training
     ORDER = 2  # the order of the data
-    PREVIEW = 3  # pictures of a run in the making
+    PREVIEW = 3  # sample grids during training
     USE = 4  # a trained run
     FLIPS = 5  # which images are mirrored
-    MASKS = 6  # what is hidden from an inpainting
+    MASKS = 6  # inpainting masks
 
 
-def derive(seed: int, *path: int) -> int:
-    """A seed for one purpose (`path`), independent of those for others."""
+def derive_seed(seed: int, *path: int) -> int:
+    """A seed for the purpose `path`, independent of those for other purposes."""
     if seed < 0:
         raise UserError(f"a seed must be at least 0, not {seed}.")
     return int(np.random.SeedSequence(seed, spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
 
 
-def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A seeded source of random numbers on a device."""
+def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A seeded torch.Generator on a device."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
-class Share(NamedTuple):
-    """One process's part of what `world` of them draw together, along the first axis.
+class SharedGenerator(NamedTuple):
+    """One rank's slice, along the first axis, of what all ranks draw together.
 
-    Each draws the whole and keeps its own, so their number changes nothing in a run.
+    Every rank draws the whole batch and keeps its own part, so the number of processes does not change a run.
     """
 
-    whole: torch.Generator
+    generator: torch.Generator
     rank: int
-    world: int
+    world_size: int
 
 
-Source = torch.Generator | Share | None  # of random numbers; None: torch's own
+RandomSource = torch.Generator | SharedGenerator | None  # None: torch's global generator
 
 
-def gaussian(shape: Sequence[int], like: Tensor, rng: Source) -> Tensor:
-    """N(0, I) noise of a shape, in the type and place of `like`."""
-    return _drawn(partial(torch.randn, dtype=like.dtype, device=like.device), shape, rng)
+def randn(shape: Sequence[int], like: Tensor, rng: RandomSource) -> Tensor:
+    """Standard normal noise with the dtype and device of `like`."""
+    return _draw(partial(torch.randn, dtype=like.dtype, device=like.device), shape, rng)
 
 
-def integers(shape: Sequence[int], below: int, like: Tensor, rng: Source) -> Tensor:
-    """Whole numbers from 0 to `below` - 1, all as likely, in the place of `like`."""
-    return _drawn(partial(torch.randint, below, device=like.device), shape, rng)
+def randn_like(tensor: Tensor, rng: RandomSource) -> Tensor:
+    """Standard normal noise with the shape, dtype and device of `tensor`."""
+    return randn(tensor.shape, tensor, rng)
 
 
-def _drawn(draw: Callable[..., Tensor], shape: Sequence[int], rng: Source) -> Tensor:
-    if not isinstance(rng, Share):
-        return draw(shape, generator=rng)
-    mine, *rest = shape
-    return draw((rng.world * mine, *rest), generator=rng.whole)[rng.rank * mine :][:mine]
+def randint(shape: Sequence[int], high: int, like: Tensor, rng: RandomSource) -> Tensor:
+    """Uniform integers in [0, high) on the device of `like`."""
+    return _draw(partial(torch.randint, high, device=like.device), shape, rng)
 
 
-def gaussian_like(tensor: Tensor, rng: Source) -> Tensor:
-    """The same in the shape of `tensor` too."""
-    return gaussian(tensor.shape, tensor, rng)
+def _draw(sampler: Callable[..., Tensor], shape: Sequence[int], rng: RandomSource) -> Tensor:
+    if not isinstance(rng, SharedGenerator):
+        return sampler(shape, generator=rng)
+    local, *rest = shape
+    return sampler((rng.world_size * local, *rest), generator=rng.generator)[rng.rank * local :][:local]
 
 
 def seed_globals(seed: int) -> None:
-    """Seed the global sources: nothing here draws from them, a user's own module may (dropout)."""
+    """Seed the global sources. The package does not draw from them, but a user's module may (dropout)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def capture(method_rng: torch.Generator) -> Saved:
-    """The state of the method's own source and of every global one: tensors, and plain values."""
+def capture(method_rng: torch.Generator) -> SavedStates:
+    """The states of the method's generator and of all global sources: tensors, and plain values."""
     version, words, gauss = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
     tensors = {
@@ -106,8 +106,7 @@ def capture(method_rng: torch.Generator) -> Saved:
 
 
 def restore(method_rng: torch.Generator, tensors: dict[str, Tensor], plain: dict[str, Any]) -> bool:
-    """Put every source back; False where the run moved to another kind of device and the method's
-    source, whose state does not translate, was left as it is."""
+    """Restore all sources; False if the device type changed, in which case the method's generator keeps its state."""
     version, gauss = plain["python"]
     random.setstate((version, tuple(tensors["python"].tolist()), gauss))
     position, has_gauss, cached = plain["numpy"]

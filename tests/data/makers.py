@@ -1,4 +1,4 @@
-"""Small files in the layouts that sets are published in."""
+"""Small files in the formats in which datasets are published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 
 def pixels(count: int, size: int | tuple[int, int] = 32, channels: int = 3, seed: int = 0) -> np.ndarray:
-    """(N, H, W, C) random bytes."""
+    """(N, H, W, C) random uint8 pixels."""
     height, width = (size, size) if isinstance(size, int) else size
     return np.random.default_rng(seed).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
 
@@ -25,10 +25,10 @@ def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def image_folder(path: Path, images: np.ndarray, ending: str = "png") -> Path:
+def image_folder(path: Path, images: np.ndarray, suffix: str = "png") -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for index, image in enumerate(images):
-        (path / f"{index:06d}.{ending}").write_bytes(encoded(image, "JPEG" if ending == "jpg" else "PNG"))
+        (path / f"{index:06d}.{suffix}").write_bytes(encoded(image, "JPEG" if suffix == "jpg" else "PNG"))
     return path
 
 
@@ -65,8 +65,8 @@ def cifar10(path: Path, train: np.ndarray, test: np.ndarray) -> Path:
     return path
 
 
-def lmdb_of(path: Path, images: np.ndarray) -> Path:
-    """As LSUN: keys of hexadecimal digits, values are WebP or JPEG files."""
+def image_lmdb(path: Path, images: np.ndarray) -> Path:
+    """As LSUN: hexadecimal keys, encoded images as values."""
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(path), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
         for index, image in enumerate(images):
@@ -75,7 +75,7 @@ def lmdb_of(path: Path, images: np.ndarray) -> Path:
 
 
 def celeba(path: Path, count: int = 10, size: tuple[int, int] = (218, 178), partition: bool = True) -> Path:
-    """count images: the first half train, then valid, the last test."""
+    """`count` images: the first half train, the last two test, the others valid."""
     image_folder(path / "img_align_celeba", pixels(count, size), "jpg")
     if partition:
         codes = [0 if i < count // 2 else 1 if i < count - 2 else 2 for i in range(count)]

@@ -6,7 +6,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dualmcmc.engine import checkpoint
-from dualmcmc.errors import Damaged, UserError
+from dualmcmc.utils.errors import Damaged, UserError
 
 
 def test_round_trip(tmp_path):
@@ -15,7 +15,7 @@ def test_round_trip(tmp_path):
     checkpoint.save(path, tensors, {"images": 7, "words": ["x"]})
     loaded, info = checkpoint.load(path)
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
-    assert info == {"images": 7, "words": ["x"]}
+    assert info == checkpoint.load_info(path) == {"images": 7, "words": ["x"]}
     assert [item.name for item in tmp_path.iterdir()] == ["file.safetensors"]
 
 
@@ -27,7 +27,7 @@ class Evil:
 @pytest.mark.parametrize(
     "content", [b"", b"\x00" * 7, b"\xff" * 400, b"not a checkpoint at all" * 40, pickle.dumps(Evil())]
 )
-def test_anything_else_is_refused_in_one_line(tmp_path, content):
+def test_other_files_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "broken.safetensors"
     path.write_bytes(content)
     with pytest.raises(UserError) as refused:
@@ -37,47 +37,47 @@ def test_anything_else_is_refused_in_one_line(tmp_path, content):
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.99])
-def test_a_truncated_file_is_refused(tmp_path, keep):
+def test_truncated_file(tmp_path, keep):
     path = tmp_path / "file.safetensors"
     checkpoint.save(path, {"a": torch.randn(100)}, {})
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content))])
-    with pytest.raises(UserError, match="broken"):
+    with pytest.raises(UserError, match="damaged"):
         checkpoint.load(path)
 
 
-def test_no_bit_can_change_unseen(tmp_path):
-    """Every bit of a small file, header and tensors: `load` refuses, `verify` says damaged."""
+def test_every_flipped_bit_is_detected(tmp_path):
+    """In header and tensors of a small file."""
     path = tmp_path / "file.safetensors"
     checkpoint.save(path, {"a": torch.randn(3)}, {"images": 7})
-    sound = path.read_bytes()
-    for place in range(len(sound)):
+    intact = path.read_bytes()
+    for place in range(len(intact)):
         for bit in range(8):
-            content = bytearray(sound)
+            content = bytearray(intact)
             content[place] ^= 1 << bit
             path.write_bytes(content)
-            with pytest.raises(Damaged):  # and nothing else: a run then goes on from the state before it
+            with pytest.raises(Damaged):  # so that a run resumes from the state before it
                 checkpoint.verify(path)
             with pytest.raises(Damaged):
                 checkpoint.load(path)
-    path.write_bytes(sound)
+    path.write_bytes(intact)
     checkpoint.verify(path)
-    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    path.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
     with pytest.raises(Damaged, match="checksum"):
         checkpoint.verify(path)
 
 
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    def full(*given):
+def test_full_disk(tmp_path, monkeypatch):
+    def fail(*_):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.raises(UserError, match=r"^cannot write '.*file.safetensors': No space left on device"):
         checkpoint.save(tmp_path / "file.safetensors", {"a": torch.ones(1)}, {"images": 0})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_files_and_other_versions(tmp_path):
+def test_other_programs_and_versions(tmp_path):
     path = tmp_path / "file.safetensors"
     save_file({"a": torch.ones(1)}, path)
     with pytest.raises(UserError, match="not written by dualmcmc"):
@@ -88,13 +88,13 @@ def test_other_files_and_other_versions(tmp_path):
     save_file({"a": torch.ones(1)}, path, {"format": "dualmcmc", "version": "2", "info": "[["})
     with pytest.raises(UserError, match="header"):
         checkpoint.load(path)
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="does not exist"):
         checkpoint.load(tmp_path / "absent.safetensors")
 
 
-def test_weights_of_another_network_are_refused(tmp_path):
-    with pytest.raises(UserError, match="does not fit these networks"):
-        checkpoint.fill(torch.nn.Linear(2, 2), torch.nn.Linear(3, 2).state_dict(), tmp_path)
+def test_weights_of_another_network(tmp_path):
+    with pytest.raises(UserError, match="does not match its networks"):
+        checkpoint.load_into(torch.nn.Linear(2, 2), torch.nn.Linear(3, 2).state_dict(), tmp_path)
 
 
 def test_optimizer_round_trip():
@@ -112,7 +112,7 @@ def test_optimizer_round_trip():
     advance(net, optimizer)
     other, restored = make()
     other.load_state_dict(net.state_dict())
-    checkpoint.fill_optimizer(restored, checkpoint.optimizer_tensors(optimizer))
+    checkpoint.load_optimizer(restored, checkpoint.optimizer_tensors(optimizer))
     advance(net, optimizer)
     advance(other, restored)
     assert torch.equal(net.weight, other.weight)

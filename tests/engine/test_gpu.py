@@ -1,4 +1,4 @@
-"""What only a GPU can show: that a captured iteration is the iteration, and that a stop in between leaves no trace."""
+"""What only a GPU can show: a captured iteration is the same iteration, and stopping in between changes nothing."""
 
 import gc
 import subprocess
@@ -8,19 +8,18 @@ import time
 import pytest
 import torch
 
-from dualmcmc import rng, settings
+from dualmcmc import config_io, rng
 from dualmcmc.config import Config
-from dualmcmc.data.feed import Feed
-from dualmcmc.data.store import Memory
-from dualmcmc.engine import checkpoint, graph
-from dualmcmc.engine.accelerate import choose
-from dualmcmc.engine.folder import RunFolder
-from dualmcmc.engine.graph import WARM_UP
-from dualmcmc.engine.iteration import Iteration
-from dualmcmc.engine.loop import train
+from dualmcmc.data.loader import BatchLoader
+from dualmcmc.data.store import MemoryStore
+from dualmcmc.engine import checkpoint, cuda
+from dualmcmc.engine.cuda import WARMUP_RUNS, StreamLanes
+from dualmcmc.engine.plan import resolve_plan
+from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
-from dualmcmc.engine.streams import SideBySide
-from dualmcmc.methods.dual_mcmc import in_turn
+from dualmcmc.engine.step import TrainStep
+from dualmcmc.engine.trainer import train
+from dualmcmc.methods import sequential
 from tests.conftest import TINY, tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -28,56 +27,59 @@ CUDA = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def _kept_between_tests(monkeypatch, tmp_path_factory):
-    """Compiled code may be shared: it is the same for all."""
+def _shared_compiler_cache(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
     yield
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def small(*changes: str, preset: str = "cifar10-simple") -> Config:
+def small_config(*overrides: str, preset: str = "cifar10-simple") -> Config:
     widths = [f"nets.{name}_width=8" for name in ("energy", "generator", "inference")]
-    steps = ["teaching.x_chain.steps=3", "teaching.z_chain.steps=2", "train.batch=16", "data.flip=true"]
-    return settings.load_config(preset, [*widths, *steps, *changes])
+    short = ["teaching.x_chain.steps=3", "teaching.z_chain.steps=2", "train.batch=16", "data.flip=true"]
+    return config_io.load_config(preset, [*widths, *short, *overrides])
 
 
-def make(config: Config) -> Iteration:
+def make_step(config: Config) -> TrainStep:
     shape = (max(100, config.train.batch), config.data.channels, config.data.size, config.data.size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    feed = Feed(Memory(pixels), config.seed, config.train.batch, CUDA, config.data.place, config.data.flip)
-    iteration = Iteration(config, TrainState(config, CUDA), feed, choose(config.engine, CUDA))
-    iteration.prepare(note=pytest.fail)
-    return iteration
+    store = MemoryStore(pixels)
+    loader = BatchLoader(store, config.seed, config.train.batch, CUDA, config.data.place, config.data.flip)
+    step = TrainStep(config, TrainState(config, CUDA), loader, resolve_plan(config.engine, CUDA))
+    step.prepare(notify=pytest.fail)
+    return step
 
 
-def run(iteration: Iteration, count: int) -> dict[str, torch.Tensor]:
+def run(step: TrainStep, count: int) -> dict[str, torch.Tensor]:
+    """Weights and averages after `count` more iterations."""
     for _ in range(count):
-        iteration()
-    return {name: value.clone() for name, value in iteration.state.trio.state_dict().items()} | {
-        f"ema.{name}": value.clone() for name, value in iteration.state.ema.nets.state_dict().items()
-    }
+        step()
+    weights, averages = step.state.trio.state_dict(), step.state.ema.nets.state_dict(prefix="ema.")
+    return {name: value.clone() for name, value in (weights | averages).items()}
 
 
-@pytest.mark.parametrize("changes", [(), ("teaching.energy_consistency=10",)])
-def test_a_captured_iteration_is_the_iteration(monkeypatch, changes):
-    """Weights, averages, noise and statistics: bit for bit, whether launched one by one or as a graph."""
-    captured = make(small(*changes, preset="cifar10-resnet"))
-    first = run(captured, WARM_UP + 5)
-    assert captured._work._graph is not None
-    monkeypatch.setattr(graph, "WARM_UP", 1000)
-    launched = make(small(*changes, preset="cifar10-resnet"))
-    second = run(launched, WARM_UP + 5)
-    assert launched._work._graph is None
-    for name, value in first.items():
-        assert torch.equal(second[name], value), name
+def assert_equal(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, value in expected.items():
+        assert torch.equal(ours[name], value), name
+
+
+@pytest.mark.parametrize("overrides", [(), ("teaching.energy_consistency=10",)])
+def test_captured_iteration_is_the_same_iteration(monkeypatch, overrides):
+    """Weights, averages, noise and statistics, bit for bit."""
+    count = WARMUP_RUNS + 5
+    captured = make_step(small_config(*overrides, preset="cifar10-resnet"))
+    expected = run(captured, count)
+    assert captured._run._graph is not None
+    monkeypatch.setattr(cuda, "WARMUP_RUNS", 1000)
+    launched = make_step(small_config(*overrides, preset="cifar10-resnet"))
+    assert_equal(run(launched, count), expected)
+    assert launched._run._graph is None
     assert torch.equal(captured.state.rng.get_state(), launched.state.rng.get_state())
-    count = WARM_UP + 5
     assert captured.window.read(count) == launched.window.read(count)
 
 
-def test_one_process_of_a_launcher_is_the_plain_run(tmp_path):
-    """Through DDP, NCCL and a graph that holds both: the same weights, bit for bit."""
+def test_one_launched_process_is_the_plain_run(tmp_path):
+    """With DDP and NCCL inside the graph: the same weights, bit for bit."""
     words = ["-m", "dualmcmc", "train", "digits", *TINY, "train.images=640", "engine.mode=compiled", "--out"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
     states = []
@@ -86,124 +88,120 @@ def test_one_process_of_a_launcher_is_the_plain_run(tmp_path):
         assert done.returncode == 0, done.stderr
         assert ("1 process," in done.stderr) == (name == "launched")
         states.append(checkpoint.load(RunFolder(tmp_path / name).latest_state())[0])
-    plain, launched = states
-    for tensor, value in plain.items():
-        assert torch.equal(launched[tensor], value), tensor
+    assert_equal(*states)
 
 
 @pytest.mark.filterwarnings("error:The AccumulateGrad node's stream")
-@pytest.mark.parametrize("changes", [[], ["teaching.second_x_chain=true"], ["engine.micro_batch=8"]])
-def test_side_by_side_is_in_turn(changes):
-    together, alone = (make(small(*changes, preset="cifar10-resnet")) for _ in range(2))
-    alone._together = in_turn
-    first, second = run(together, WARM_UP + 3), run(alone, WARM_UP + 3)
-    assert all(torch.equal(second[name], value) for name, value in first.items())
+@pytest.mark.parametrize("overrides", [[], ["teaching.second_x_chain=true"], ["engine.micro_batch=8"]])
+def test_stream_lanes_are_the_same_as_sequential(overrides):
+    lanes, plain = (make_step(small_config(*overrides, preset="cifar10-resnet")) for _ in range(2))
+    assert isinstance(lanes._lanes, StreamLanes)
+    plain._lanes = sequential
+    assert_equal(run(lanes, WARMUP_RUNS + 3), run(plain, WARMUP_RUNS + 3))
 
 
-def test_images_may_stream_while_it_is_captured(monkeypatch):
-    """Threads wait for their copies at any time, also in the middle of a capture."""
-    slow = Memory.read
+def test_stream_lanes_wait_for_each_other():
+    lanes, generator = StreamLanes(CUDA), rng.make_generator(0, CUDA)
+    for _ in range(20):
+        x = torch.randn(500, 500, device=CUDA, generator=generator)
+        with lanes() as lane:
+            with lane():
+                product = x @ x
+            with lane():
+                sine = x.sin()
+            with lane():
+                total = x.sum()
+        assert torch.equal(product, x @ x)
+        assert torch.equal(sine, x.sin())
+        assert torch.equal(total, x.sum())
 
-    def read(self, indices, out):
+
+def test_images_may_stream_during_capture(monkeypatch):
+    """Reader threads wait for their copies at any time."""
+    read = MemoryStore.read
+
+    def slow_read(self, indices, out):
         time.sleep(0.01)
-        slow(self, indices, out)
+        read(self, indices, out)
 
-    monkeypatch.setattr(Memory, "read", read)
+    monkeypatch.setattr(MemoryStore, "read", slow_read)
     for _ in range(2):
-        iteration = make(small("data.place=stream", "teaching.x_chain.steps=30"))
-        run(iteration, WARM_UP + 5)
-        iteration.feed.close()
+        step = make_step(small_config("data.place=stream", "teaching.x_chain.steps=30"))
+        run(step, WARMUP_RUNS + 5)
+        step.loader.close()
 
 
-def test_noise_goes_on_as_it_would_eagerly():
-    compiled, eager = make(small()), make(small("engine.mode=eager"))
-    run(compiled, WARM_UP + 4)
-    run(eager, WARM_UP + 4)
+def test_noise_advances_as_in_eager_mode():
+    compiled, eager = make_step(small_config()), make_step(small_config("engine.mode=eager"))
+    run(compiled, WARMUP_RUNS + 4)
+    run(eager, WARMUP_RUNS + 4)
     assert torch.equal(compiled.state.rng.get_state(), eager.state.rng.get_state())
 
 
-def test_learning_rates_and_the_average_are_not_frozen_into_the_graph():
-    iteration = make(small("optim.generator.lr_decay=0.5"))
-    run(iteration, WARM_UP + 2)
-    before = float(iteration.state.optimizers.generator.param_groups[0]["lr"])
-    run(iteration, 20)  # batches of 16 of 100: several epochs
-    assert float(iteration.state.optimizers.generator.param_groups[0]["lr"]) < before / 4
-    frozen_weights = run(iteration, 0)
-    iteration.state.set_learning_rates = lambda epoch: [
-        group["lr"].fill_(0) for optimizer in iteration.state.optimizers for group in optimizer.param_groups
+def test_learning_rates_are_not_constants_of_the_graph():
+    step = make_step(small_config("optim.generator.lr_decay=0.5"))
+    optimizers = step.state.optimizers
+    run(step, WARMUP_RUNS + 2)
+    before = float(optimizers.generator.param_groups[0]["lr"])
+    run(step, 20)  # several epochs: batches of 16 from 100 images
+    assert float(optimizers.generator.param_groups[0]["lr"]) < before / 4
+    weights = run(step, 0)
+    step.state.set_learning_rates = lambda epoch: [
+        group["lr"].fill_(0) for optimizer in optimizers for group in optimizer.param_groups
     ]
-    after = run(iteration, 2)
-    for name, _ in iteration.state.trio.named_parameters():
-        assert torch.equal(after[name], frozen_weights[name]), name
+    after = run(step, 2)
+    for name, _ in step.state.trio.named_parameters():
+        assert torch.equal(after[name], weights[name]), name
 
 
-def test_an_iteration_never_waits():
-    iteration = make(small())
-    run(iteration, WARM_UP + 2)
+def test_iteration_does_not_synchronize():
+    step = make_step(small_config())
+    run(step, WARMUP_RUNS + 2)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run_count = 5
-        for _ in range(run_count):
-            iteration()
+        for _ in range(5):
+            step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("place", ["device", "stream"])
-def test_a_resumed_run_goes_on_exactly(tmp_path, place):
-    changes = ["train.images=640", "train.save_every=320", "train.sample_every=640", f"data.place={place}"]
-    config = tiny(*changes)
-    whole = train(config, tmp_path / "whole", CUDA)
-    assert whole.engine == "compiled, bfloat16"
-    train(config, tmp_path / "halves", CUDA, max_images=320)
-    train(config, tmp_path / "halves", CUDA, resume=True)
-    states = [
-        checkpoint.load(tmp_path / name / "states" / "000000000640.safetensors")[0] for name in ("whole", "halves")
-    ]
-    for name, value in states[0].items():
-        assert torch.equal(states[1][name], value), name
+def test_resume_is_exact(tmp_path, place):
+    config = tiny("train.images=640", "train.save_every=320", "train.sample_every=640", f"data.place={place}")
+    assert train(config, tmp_path / "whole", CUDA).engine == "compiled, bfloat16"
+    train(config, tmp_path / "parts", CUDA, max_images=320)
+    train(config, tmp_path / "parts", CUDA, resume=True)
+    assert_equal(*(checkpoint.load(RunFolder(tmp_path / name).state_path(640))[0] for name in ("parts", "whole")))
 
 
-def test_a_run_may_go_on_another_way(tmp_path):
-    config = tiny("train.images=320", "train.save_every=160")
-    train(config, tmp_path / "run", CUDA, max_images=160)
-    outcome = train(tiny("train.images=320", "engine.mode=eager"), tmp_path / "run", CUDA, resume=True)
-    assert outcome.engine == "eager, tf32"
-    assert outcome.images == 320
-
-
-def test_side_by_side_keeps_the_order_of_what_depends():
-    together = SideBySide(CUDA)
-    source = rng.generator(0, CUDA)
-    for _ in range(20):
-        x = torch.randn(500, 500, device=CUDA, generator=source)
-        a, b, c = together(lambda x=x: x @ x, lambda x=x: x.sin(), lambda x=x: x.sum())
-        assert torch.equal(a, x @ x)
-        assert torch.equal(b, x.sin())
-        assert torch.equal(c, x.sum())
+def test_run_may_resume_in_another_mode(tmp_path):
+    train(tiny("train.images=320", "train.save_every=160"), tmp_path / "run", CUDA, max_images=160)
+    result = train(tiny("train.images=320", "engine.mode=eager"), tmp_path / "run", CUDA, resume=True)
+    assert (result.engine, result.images) == ("eager, tf32", 320)
 
 
 def test_micro_batches_need_less_memory():
     peaks = []
-    for changes in ([], ["engine.micro_batch=16"]):
+    for overrides in ([], ["engine.micro_batch=16"]):
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        iteration = make(small("train.batch=128", "data.flip=false", *changes, preset="cifar10-resnet"))
-        run(iteration, WARM_UP + 2)
+        step = make_step(small_config("train.batch=128", "data.flip=false", *overrides, preset="cifar10-resnet"))
+        run(step, WARMUP_RUNS + 2)
         peaks.append(torch.cuda.max_memory_allocated() - before)
-        del iteration
+        del step
     assert peaks[1] < 0.6 * peaks[0]
 
 
-def test_work_that_cannot_be_captured_is_refused_in_a_line():
-    """In a process of its own: torch's random sources are of no use afterwards."""
+def test_capture_failure_is_one_line():
+    """In its own process: torch's generators are unusable afterwards."""
     code = (
-        "import torch; from dualmcmc.engine.graph import Graphed; x = torch.zeros((), device='cuda'); "
-        "graphed = Graphed(lambda: x.item(), torch.device('cuda')); [graphed() for _ in range(9)]"
+        "import torch; from dualmcmc.engine.cuda import CudaGraph; x = torch.zeros((), device='cuda'); "
+        "graph = CudaGraph(lambda: x.item(), torch.device('cuda')); [graph() for _ in range(9)]"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert answer.returncode == 1
-    assert "UserError: an iteration cannot be captured as a CUDA graph here (" in answer.stderr.splitlines()[-1]
-    assert answer.stderr.splitlines()[-1].endswith("add engine.mode=eager.")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "UserError: cannot capture an iteration as a CUDA graph (" in last
+    assert last.endswith("add engine.mode=eager.")

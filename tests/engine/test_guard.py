@@ -3,35 +3,40 @@ import math
 import pytest
 
 from dualmcmc.config import Guard
-from dualmcmc.engine.guard import check, gentler
-from dualmcmc.errors import Diverged
-from dualmcmc.settings import apply_overrides, load_config, to_tree
+from dualmcmc.config_io import apply_overrides, load_config, to_tree
+from dualmcmc.engine.guard import back_off, check
+from dualmcmc.utils.errors import Diverged
 
-HEALTHY = {"energy_gap_max": 1.0, "x_moved": 0.1, "z_moved": 0.3, "loss": -3.0}
+HEALTHY = {"energy_gap_max": 1.0, "x_displacement_rms": 0.1, "z_displacement_rms": 0.3, "loss": -3.0}
 
 
-def test_healthy_numbers_pass():
-    check(HEALTHY, Guard(energy_gap=2))
+def test_healthy_statistics_pass():
+    check(HEALTHY, Guard(max_energy_gap=2))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_numbers_stop(bad):
+def test_non_finite_statistics(bad):
     with pytest.raises(Diverged, match="grad_norm_energy is"):
         check({"grad_norm_energy": bad, "energy_gap_max": 0.0}, Guard())
 
 
 @pytest.mark.parametrize(
-    ("name", "bound"), [("energy_gap_max", "energy_gap"), ("x_moved", "x_moved"), ("z_moved", "z_moved")]
+    ("name", "limit"),
+    [
+        ("energy_gap_max", "max_energy_gap"),
+        ("x_displacement_rms", "max_x_displacement"),
+        ("z_displacement_rms", "max_z_displacement"),
+    ],
 )
-def test_what_is_past_its_bound_stops(name, bound):
-    with pytest.raises(Diverged, match=rf"guard\.{bound}=2\. "):
-        check(HEALTHY | {name: 2.1}, Guard(**{bound: 2}))
+def test_limits(name, limit):
+    with pytest.raises(Diverged, match=rf"is 2\.1, above guard\.{limit}=2\. "):
+        check(HEALTHY | {name: 2.1}, Guard(**{limit: 2}))
 
 
-def test_gentler_settings_lower_learning_rates_and_steps_alone():
-    config = load_config("digits", ["guard.lower=0.25"])
-    new, lowered = gentler(config)
-    assert lowered == {
+def test_back_off_reduces_learning_rates_and_step_sizes():
+    config = load_config("digits", ["guard.backoff=0.25"])
+    new, reduced = back_off(config)
+    assert reduced == {
         "optim.energy.lr": 2.5e-4,
         "optim.generator.lr": 5e-4,
         "optim.inference.lr": 2.5e-4,
@@ -40,4 +45,4 @@ def test_gentler_settings_lower_learning_rates_and_steps_alone():
     }
     before, after = to_tree(config), to_tree(new)
     assert after != before
-    assert apply_overrides(before, [f"{key}={value}" for key, value in lowered.items()]) == after
+    assert apply_overrides(before, [f"{key}={value}" for key, value in reduced.items()]) == after

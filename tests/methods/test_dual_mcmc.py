@@ -1,6 +1,8 @@
-"""Algorithm 1 against the paper's equations, written out again here without the package's helpers."""
+"""Algorithm 1 against the paper's equations, stated here a second time without the package's helpers."""
 
+import ast
 import copy
+import inspect
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 from dualmcmc.config import Chain, Teaching
-from dualmcmc.methods.dual_mcmc import Optimizers, Trio, dual_mcmc, step
+from dualmcmc.methods import Optimizers
+from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+from dualmcmc.nets import Trio
 
 B, D, X = 6, 3, 5
 
@@ -38,14 +42,16 @@ PAPER = Teaching(
 )
 
 
-def papers_samples(trio, x, z, seed, sigma, start_noise=0.0):
-    """x~ and z~ by eq:ebm_langevin and eq:gen_langevin, from the parameters as they are."""
+def paper_samples(trio, x, z, seed, sigma, start_noise=0.0):
+    """x~ (Eq. 3) and z~ (Eq. 6) from the current parameters."""
     rng = torch.Generator().manual_seed(seed)
 
     def noise(like):
         return torch.randn(like.shape, dtype=torch.float64, generator=rng)
 
-    f = lambda points: -trio.energy(points)  # noqa: E731
+    def f(points):
+        return -trio.energy(points)
+
     x_tau = trio.generator(z).detach()
     if start_noise:
         x_tau = x_tau + start_noise * noise(x_tau)
@@ -81,35 +87,35 @@ def gradients(value, net):
     return torch.autograd.grad(value, list(net.parameters()), allow_unused=True)
 
 
-def papers_gradients(trio, x, z, x_rev, z_rev, sigma):
+def paper_gradients(trio, x, z, x_rev, z_rev, sigma):
     """The three ascent directions, expectations as batch means."""
     return {
-        # eq:ebm_obj_kl_ours_grad
+        # Eq. 7
         "energy": gradients((-trio.energy(x)).mean() - (-trio.energy(x_rev)).mean(), trio.energy),
-        # eq:gen_obj_kl_ours_grad
+        # Eq. 10
         "generator": gradients(
             log_p(trio, x, z_rev, sigma).mean() + log_p(trio, x_rev, z, sigma).mean(), trio.generator
         ),
-        # eq:inf_obj_kl_ours_grad
+        # Eq. 15
         "inference": gradients(log_q(trio, z_rev, x).mean() + log_q(trio, z, x_rev).mean(), trio.inference),
     }
 
 
 @pytest.mark.parametrize("start_noise", [0.0, 0.4])
-def test_the_three_gradients_are_the_papers(start_noise):
+def test_gradients_are_those_of_the_paper(start_noise):
     trio, (x, z) = make_trio(), make_batch()
     cfg = Teaching(**{**vars(PAPER), "start_noise": start_noise})
     losses = dual_mcmc(trio, x, z, torch.Generator().manual_seed(3), cfg)
-    x_rev, z_rev = papers_samples(trio, x, z, 3, cfg.sigma, start_noise)
-    expected = papers_gradients(trio, x, z, x_rev, z_rev, cfg.sigma)
+    x_rev, z_rev = paper_samples(trio, x, z, 3, cfg.sigma, start_noise)
+    expected = paper_gradients(trio, x, z, x_rev, z_rev, cfg.sigma)
     for name, net in trio.named_children():
-        ours = gradients(-getattr(losses, name), net)
-        for mine, theirs in zip(ours, expected[name], strict=True):
-            assert mine.abs().max() > 1e-3
-            assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-9), name
+        found = gradients(-getattr(losses, name), net)
+        for ours, paper in zip(found, expected[name], strict=True):
+            assert ours.abs().max() > 1e-3
+            assert torch.allclose(ours, paper, rtol=1e-5, atol=1e-9), name
 
 
-def test_each_loss_teaches_its_own_network_only():
+def test_each_loss_depends_on_its_own_network_only():
     trio, (x, z) = make_trio(), make_batch()
     losses = dual_mcmc(trio, x, z, None, PAPER)
     for name in ("energy", "generator", "inference"):
@@ -138,25 +144,25 @@ def test_weights_scale_their_terms():
     assert torch.allclose(losses(energy_weight=3).energy, 3 * paper.energy)
 
 
-def test_the_squares_of_energies_count_by_their_weight():
+def test_energy_l2():
     trio, (x, z) = make_trio(), make_batch()
     cfg = Teaching(**{**vars(PAPER), "energy_l2": 0.7, "energy_weight": 3})
     losses = dual_mcmc(trio, x, z, torch.Generator().manual_seed(3), cfg)
-    x_rev, _ = papers_samples(trio, x, z, 3, cfg.sigma)
-    on_data, on_samples = trio.energy(x), trio.energy(x_rev)
-    plain = on_data.mean() - on_samples.mean()
-    assert torch.allclose(losses.energy, 3 * (plain + 0.7 * ((on_data**2).mean() + (on_samples**2).mean())))
+    x_rev, _ = paper_samples(trio, x, z, 3, cfg.sigma)
+    data, sample = trio.energy(x), trio.energy(x_rev)
+    plain = data.mean() - sample.mean()
+    assert torch.allclose(losses.energy, 3 * (plain + 0.7 * ((data**2).mean() + (sample**2).mean())))
     assert torch.allclose(losses.stats["energy_gap"], -plain)
-    # up to a constant they are squared distances from -1/(2 l2) and +1/(2 l2)
-    aims = 0.7 * ((on_data + 1 / 1.4) ** 2).mean() + 0.7 * ((on_samples - 1 / 1.4) ** 2).mean()
-    assert torch.allclose(losses.energy, 3 * (aims - 2 * 0.7 / 1.4**2))
+    # up to a constant: squared distances from -1 / (2 energy_l2) and 1 / (2 energy_l2)
+    distances = 0.7 * ((data + 1 / 1.4) ** 2).mean() + 0.7 * ((sample - 1 / 1.4) ** 2).mean()
+    assert torch.allclose(losses.energy, 3 * (distances - 2 * 0.7 / 1.4**2))
 
 
 def make_optimizers(trio, lr=0.1):
     return Optimizers(*(torch.optim.SGD(net.parameters(), lr=lr) for net in trio.children()))
 
 
-def test_a_step_moves_all_three_by_gradients_at_the_start():
+def test_step_uses_gradients_at_the_initial_parameters():
     trio, (x, _) = make_trio(), make_batch()
     start = copy.deepcopy(trio)
     seed, lr = 5, 0.1
@@ -171,7 +177,7 @@ def test_a_step_moves_all_three_by_gradients_at_the_start():
             assert torch.allclose(new, old - lr * gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_the_second_x_chain_starts_from_the_generator_just_updated():
+def test_second_x_chain_starts_from_the_updated_generator():
     trio, (x, _) = make_trio(), make_batch()
     start = copy.deepcopy(trio)
     chain = Chain(steps=2, step_size=0.5, temperature=0)
@@ -185,15 +191,15 @@ def test_the_second_x_chain_starts_from_the_generator_just_updated():
             x_rev = x_rev - 0.5 * torch.autograd.grad(start.energy(point).sum(), point)[0]
         loss = start.energy(x).mean() - start.energy(x_rev).mean()
         descent = gradients(loss, start.energy)
-        moved = [
+        updated = [
             torch.allclose(new, old - 0.1 * g)
             for old, g, new in zip(start.energy.parameters(), descent, trio.energy.parameters(), strict=True)
         ]
-        assert all(moved) == same
+        assert all(updated) == same
         assert torch.allclose(stats["energy_gap"], -loss) == same
 
 
-def test_a_step_tells_its_gradient_norms():
+def test_gradient_norms():
     trio, (x, _) = make_trio(), make_batch()
     start = copy.deepcopy(trio)
     stats = step(trio, make_optimizers(trio), x, torch.Generator().manual_seed(5), PAPER)
@@ -205,12 +211,12 @@ def test_a_step_tells_its_gradient_norms():
 
 
 @pytest.mark.parametrize("start_noise", [0.0, 0.4])
-def test_stats_are_what_they_say(start_noise):
+def test_stats(start_noise):
     trio, (x, z) = make_trio(), make_batch()
     losses = dual_mcmc(
         trio, x, z, torch.Generator().manual_seed(3), Teaching(**{**vars(PAPER), "start_noise": start_noise})
     )
-    x_rev, z_rev = papers_samples(trio, x, z, 3, PAPER.sigma, start_noise)
+    x_rev, z_rev = paper_samples(trio, x, z, 3, PAPER.sigma, start_noise)
     rng = torch.Generator().manual_seed(3)
     start = trio.generator(z)
     if start_noise:
@@ -225,8 +231,8 @@ def test_stats_are_what_they_say(start_noise):
         "energy_sample": trio.energy(x_rev).mean(),
         "energy_gap": trio.energy(x_rev).mean() - trio.energy(x).mean(),
         "reconstruction_mse": (x - trio.generator(z_rev)).square().mean(),
-        "x_moved": (x_rev - start).square().flatten(1).mean(1).sqrt().mean(),
-        "z_moved": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),
+        "x_displacement_rms": (x_rev - start).square().flatten(1).mean(1).sqrt().mean(),
+        "z_displacement_rms": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),
         "inference_data_nll": -log_q(trio, z_rev, x).mean() - constant,
         "inference_sample_nll": -log_q(trio, z, x_rev).mean() - constant,
     }
@@ -237,8 +243,8 @@ def test_stats_are_what_they_say(start_noise):
 
 
 @pytest.mark.parametrize("second", [False, True])
-def test_batchnorm_statistics_and_power_iterations_move_once_a_use(second):
-    """Inside a chain nothing moves: only the two learning passes of G and the one of E's loss count."""
+def test_batchnorm_and_spectral_norm_update_in_training_passes_only(second):
+    """Not inside a chain: two training passes of G, one of E."""
     energy = nn.utils.parametrizations.spectral_norm(nn.Linear(X, 1, bias=False))
     norm = nn.BatchNorm1d(8)
     generator = nn.Sequential(nn.Linear(D, 8), norm, nn.Linear(8, X))
@@ -256,3 +262,10 @@ def test_batchnorm_statistics_and_power_iterations_move_once_a_use(second):
     step(trio, make_optimizers(trio), make_batch()[0], None, Teaching(**{**vars(PAPER), "second_x_chain": second}))
     assert iterations == 1
     assert norm.num_batches_tracked == 2
+
+
+def test_algorithm_1_is_short_and_straight():
+    source = inspect.getsource(dual_mcmc)
+    assert len(source.splitlines()) <= 60
+    inner = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert sum(isinstance(node, inner) for node in ast.walk(ast.parse(source))) == 1  # the function itself

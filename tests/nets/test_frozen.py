@@ -3,16 +3,16 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from dualmcmc.nets.frozen import frozen, sampling_mode
+from dualmcmc.nets.frozen import eval_mode, frozen
 
 
 def make_net():
     return nn.Sequential(spectral_norm(nn.Conv2d(1, 4, 3, padding=1)), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1)).train()
 
 
-def test_nothing_moves_inside_and_everything_is_restored():
+def test_state_is_unchanged_inside_and_restored_after():
     net, x = make_net(), torch.randn(5, 1, 6, 6)
-    net[2].bias.requires_grad_(False)  # a user's own choice must survive
+    net[2].bias.requires_grad_(False)  # must stay so
     before = {name: value.clone() for name, value in net.state_dict().items()}
     with frozen(net):
         for _ in range(3):
@@ -26,7 +26,7 @@ def test_nothing_moves_inside_and_everything_is_restored():
     assert not torch.equal(before["0.parametrizations.weight.0._u"], net.state_dict()["0.parametrizations.weight.0._u"])
 
 
-def test_spectral_norm_is_worked_out_once():
+def test_spectral_norm_is_computed_once():
     net = make_net()
     parametrization, calls = net[0].parametrizations.weight[0], 0
     original = parametrization.forward
@@ -51,18 +51,18 @@ def test_restored_after_an_error():
     assert net[1].track_running_stats
 
 
-def test_a_plain_function_is_fine():
-    with frozen(lambda x: x):
-        pass
+def test_plain_function():
+    with frozen(abs) as net:
+        assert net is abs
 
 
 @pytest.mark.parametrize("statistics", ["running", "batch"])
-def test_sampling_mode(statistics):
+def test_eval_mode(statistics):
     net, x = make_net(), 5 + torch.randn(5, 1, 6, 6)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    with torch.no_grad(), sampling_mode(net, statistics):
-        alone, together = net(x[:1]), net(x)[:1]
-    assert torch.allclose(alone, together) == (statistics == "running")
+    with torch.no_grad(), eval_mode(net, statistics):
+        single, in_batch = net(x[:1]), net(x)[:1]
+    assert torch.allclose(single, in_batch) == (statistics == "running")
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all(module.training for module in net.modules())
     assert net[1].track_running_stats

@@ -4,7 +4,7 @@ import torch
 from dualmcmc.nets import Gaussian
 
 
-def test_gaussian_is_the_distribution():
+def test_gaussian():
     q = Gaussian(torch.randn(4, 3), torch.randn(4, 3))
     z = torch.randn(4, 3)
     reference = torch.distributions.Normal(q.mean, (0.5 * q.log_var).exp()).log_prob(z).sum(1)

@@ -1,4 +1,4 @@
-"""What the fuzz tests share: how many cases they run, and what may come out of one."""
+"""Helpers of the fuzz tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from dualmcmc.errors import UserError
+from dualmcmc.utils.errors import UserError
 from tests.conftest import LONG
 
 _COMMON: dict[str, Any] = {
@@ -17,35 +17,35 @@ _COMMON: dict[str, Any] = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 }
-settings.register_profile("short", max_examples=40, derandomize=True, **_COMMON)  # the same cases every time
+settings.register_profile("short", max_examples=40, derandomize=True, **_COMMON)  # always the same cases
 settings.register_profile("long", max_examples=4000, **_COMMON)
 
 
-def fuzz(share: float = 1.0) -> settings:
-    """A decorator, so that other tests keep their settings; `share` of the long form's cases where one is slow."""
+def fuzz(fraction: float = 1.0) -> settings:
+    """Decorator with the settings of the fuzz tests; slow tests run a fraction of the long form's cases."""
     profile = settings.get_profile("long" if LONG else "short")
-    return settings(profile, max_examples=round(share * profile.max_examples)) if LONG else profile
+    return settings(profile, max_examples=round(fraction * profile.max_examples)) if LONG else profile
 
 
-run = 0  # cases so far, in this process
+run = 0  # number of cases in this process
 
 
 @contextmanager
-def only_a_clear_refusal() -> Iterator[None]:
-    """One case: it may end well, or with a UserError of one printable line. All else goes on up and fails the test."""
+def valid_or_refused() -> Iterator[None]:
+    """One case: it may succeed, or raise a UserError with a message of one printable line."""
     global run
     run += 1
     try:
         yield
     except UserError as error:
         text = str(error)
-        assert text.strip(), "a refusal that says nothing"
-        assert text.isprintable(), f"a refusal that is not one plain line: {text!r}"
-        assert len(text) < 5000, f"a refusal of {len(text):,} characters"
+        assert text.strip(), "empty message"
+        assert text.isprintable(), f"not one printable line: {text!r}"
+        assert len(text) < 5000, f"a message of {len(text):,} characters"
 
 
 def json_values(leaves: int = 12) -> st.SearchStrategy[Any]:
-    """Anything JSON can say, and a little that it should not."""
+    """Any JSON value, and some numbers that JSON does not allow."""
     numbers = st.one_of(
         st.integers(),
         st.floats(),
@@ -59,8 +59,8 @@ def json_values(leaves: int = 12) -> st.SearchStrategy[Any]:
     )
 
 
-def hurt(content: bytes) -> st.SearchStrategy[bytes]:
-    """A real file with bits flipped, bytes replaced, cut out, doubled or moved, or cut short."""
+def damaged(content: bytes) -> st.SearchStrategy[bytes]:
+    """A valid file with bits flipped, bytes replaced, removed or duplicated, or truncated."""
     places = st.integers(0, max(0, len(content) - 1))
     early = st.integers(0, min(len(content) - 1, 200))  # where the headers are
 
@@ -89,6 +89,6 @@ def hurt(content: bytes) -> st.SearchStrategy[bytes]:
 
 
 def any_of(contents: dict[str, bytes], also: Callable[[], st.SearchStrategy[bytes]] = st.binary) -> Any:
-    """(name, hurt content) of one of several real files, or bytes that never were one."""
-    real = [st.tuples(st.just(name), hurt(content)) for name, content in contents.items()]
-    return st.one_of(*real, st.tuples(st.sampled_from(sorted(contents)), also()))
+    """(name, content) of one of several valid files, damaged, or with content from `also`."""
+    files = [st.tuples(st.just(name), damaged(content)) for name, content in contents.items()]
+    return st.one_of(*files, st.tuples(st.sampled_from(sorted(contents)), also()))

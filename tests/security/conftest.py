@@ -1,4 +1,4 @@
-"""Says at the end how many fuzz cases were run, those of pytest-xdist's workers too."""
+"""Prints the number of fuzz cases at the end, including those of pytest-xdist's workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.security import cases
 
-_of_workers: list[int] = []
+_worker_cases: list[int] = []
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -18,10 +18,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: Any) -> None:
-    _of_workers.append(getattr(node, "workeroutput", {}).get("fuzz_cases", 0))
+    _worker_cases.append(getattr(node, "workeroutput", {}).get("fuzz_cases", 0))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    total = cases.run + sum(_of_workers)
+    total = cases.run + sum(_worker_cases)
     if total:
         terminalreporter.write_line(f"fuzz cases run: {total:,}")

@@ -1,7 +1,7 @@
-"""Whatever a file or a word holds, a valid result or one clear line comes out. Hypothesis makes up the contents.
+"""Fuzz tests with Hypothesis: any file or argument gives a valid result or a one-line error.
 
-`pytest tests/security` runs a few hundred cases, the same every time; with DUALMCMC_FAULTS=long it runs tens of
-thousands, other ones each time.
+`pytest tests/security` runs a few hundred cases, always the same; DUALMCMC_FAULTS=long runs tens of thousands,
+different each time.
 """
 
 from __future__ import annotations
@@ -26,42 +26,43 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 import dualmcmc
-from dualmcmc import cli, settings
+from dualmcmc import cli, config_io
 from dualmcmc.config import Config
-from dualmcmc.data import images, open_images, pack, pickles
-from dualmcmc.data.images import Fit
-from dualmcmc.data.mnist import parse_idx
-from dualmcmc.engine import checkpoint, journal
-from dualmcmc.errors import UserError
-from dualmcmc.report.measured import measured
+from dualmcmc.data import images, open_images, pack, safe_pickle
+from dualmcmc.data.formats.idx import parse_idx
+from dualmcmc.data.images import ImageSpec
+from dualmcmc.engine import checkpoint
+from dualmcmc.engine.log import read_log
+from dualmcmc.report.page import results_section
 from dualmcmc.tasks import record
+from dualmcmc.utils.errors import UserError
 from tests.data.makers import cifar_batch, idx, pixels
 from tests.security import cases
-from tests.security.cases import any_of, fuzz, hurt, json_values, only_a_clear_refusal
+from tests.security.cases import any_of, damaged, fuzz, json_values, valid_or_refused
 
-FIT = Fit(16, 3)
+SPEC = ImageSpec(16, 3)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _small_bombs():
-    """A file that claims many pixels must be refused or decoded: a lower limit makes that quick."""
+def _low_pixel_limit():
+    """Damaged images often claim many pixels; a lower limit makes decoding them quick."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "MOST_PIXELS", 1_000_000)
+        patch.setattr(images, "MAX_PIXELS", 1_000_000)
         yield
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-# Words and settings files
+# Arguments and config files
 
 
-def answer(*words: str) -> tuple[int, str, str]:
-    """The command as a person calls it: exit code, standard output, standard error."""
+def run_command(*arguments: str) -> tuple[int, str, str]:
+    """Run the command in this process: exit code, standard output, standard error."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["dualmcmc", *words]
+    sys.argv = ["dualmcmc", *arguments]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main()
@@ -79,15 +80,15 @@ NASTY = [
     *("\x1b[2J", "a\nb", "\udce9", "\u2028", "..", "/dev/zero", "[0.5, .nan]", "[1, [2]]", "true", "'\\0'", '"\\0"'),
 ]
 texts = st.one_of(st.text(max_size=30), st.sampled_from(NASTY), st.floats().map(str), st.integers().map(str))
-keys = st.one_of(st.sampled_from(sorted(settings.setting_names())), st.text(max_size=20))
+keys = st.one_of(st.sampled_from(sorted(config_io.setting_names())), st.text(max_size=20))
 overrides = st.builds("{}={}".format, keys, texts).filter(lambda word: "\0" not in word and not word.startswith("-"))
 
 
 @fuzz(0.25)
 @given(st.lists(overrides, min_size=1, max_size=3), st.booleans())
-def test_words_of_a_call(words, as_json):
+def test_overrides(words, as_json):
     cases.run += 1
-    code, out, err = answer("config", *words, *(["--json"] if as_json else []))
+    code, out, err = run_command("config", *words, *(["--json"] if as_json else []))
     if code == 0:
         assert out
         assert err == ""
@@ -101,12 +102,12 @@ def test_words_of_a_call(words, as_json):
 
 
 def mapping(inner):
-    names = st.sampled_from([part for name in settings.setting_names() for part in name.split(".")] + ["extends"])
+    names = st.sampled_from([part for name in config_io.setting_names() for part in name.split(".")] + ["extends"])
     return st.dictionaries(st.one_of(names, st.text(max_size=8)), inner, max_size=4)
 
 
 trees = st.recursive(st.one_of(json_values(3), texts), mapping, max_leaves=15)
-PRESETS = {name: (Path(settings.__file__).parent / "presets" / f"{name}.yaml").read_bytes() for name in ("digits",)}
+PRESETS = {name: (Path(config_io.__file__).parent / "presets" / f"{name}.yaml").read_bytes() for name in ("digits",)}
 files = st.one_of(
     mapping(trees).map(lambda tree: yaml.safe_dump(tree).encode()),
     st.builds("{}: {}\n".format, keys, texts).map(lambda text: text.encode(errors="surrogatepass")),
@@ -120,22 +121,22 @@ files = st.one_of(
 
 @fuzz(0.75)
 @given(files)
-def test_settings_files(place, content):
-    path = place / "mine.yaml"
+def test_config_files(folder, content):
+    path = folder / "mine.yaml"
     path.write_bytes(content)
-    with only_a_clear_refusal():
-        config = settings.load_config(str(path))
+    with valid_or_refused():
+        config = config_io.load_config(str(path))
         assert isinstance(config, Config)
-        again = settings.from_tree(settings.parse_yaml(settings.render(config), "again"))
-        assert again == config  # nothing in a value can pass for something else
+        again = config_io.from_tree(config_io.parse_yaml(config_io.render(config), "again"))
+        assert again == config  # no value can inject another setting
 
 
 @fuzz(0.25)
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_any_text_can_be_printed_and_read_again(description, split):
-    with only_a_clear_refusal():
-        config = settings.from_tree({"description": description, "data": {"split": split}})
-        assert settings.from_tree(settings.parse_yaml(settings.render(config), "again")) == config
+def test_text_survives_a_round_trip(description, split):
+    with valid_or_refused():
+        config = config_io.from_tree({"description": description, "data": {"split": split}})
+        assert config_io.from_tree(config_io.parse_yaml(config_io.render(config), "again")) == config
 
 
 # Checkpoints
@@ -163,7 +164,7 @@ metadata = st.one_of(
 )
 headers = st.one_of(
     st.builds(
-        lambda tensors, note: tensors | {"__metadata__": note},
+        lambda tensors, metadata: tensors | {"__metadata__": metadata},
         st.dictionaries(st.text(max_size=6), tensor_entries, max_size=3),
         metadata,
     ),
@@ -176,7 +177,7 @@ def safetensors_file(header, length_error, body):
     return struct.pack("<Q", max(0, min(2**64 - 1, len(text) + length_error))) + text + body
 
 
-made_up = st.one_of(
+invalid = st.one_of(
     st.binary(max_size=200),
     st.builds(safetensors_file, headers, st.sampled_from([0, 0, 0, 1, -1, 2**40]), st.binary(max_size=64)),
     st.just(struct.pack("<Q", 60_000) + b"[" * 60_000),
@@ -184,34 +185,34 @@ made_up = st.one_of(
 )
 
 
-def use(path):
-    """Every way a file of weights is read."""
+def load_checkpoint(path):
+    """Load a file in every way that a checkpoint is loaded."""
     for read in (checkpoint.load, checkpoint.load_info, dualmcmc.load):
-        with only_a_clear_refusal():
+        with valid_or_refused():
             read(path)
 
 
 @fuzz()
-@given(made_up)
-def test_files_that_never_were_checkpoints(place, content):
-    path = place / "made-up.safetensors"
+@given(invalid)
+def test_invalid_checkpoints(folder, content):
+    path = folder / "invalid.safetensors"
     path.write_bytes(content)
     with pytest.raises(UserError):
         checkpoint.load(path)
-    use(path)
+    load_checkpoint(path)
 
 
 @fuzz()
 @given(st.data())
-def test_damaged_checkpoints(place, finished_run, data):
+def test_damaged_checkpoints(folder, finished_run, data):
     content = (finished_run / "snapshot.safetensors").read_bytes()
-    changed = data.draw(hurt(content))
-    path = place / "hurt.safetensors"
+    changed = data.draw(damaged(content))
+    path = folder / "damaged.safetensors"
     path.write_bytes(changed)
     if changed != content:
         with pytest.raises(UserError):
             checkpoint.load(path)
-    use(path)
+    load_checkpoint(path)
 
 
 def paths(tree, prefix=()):
@@ -226,8 +227,8 @@ small = st.one_of(json_values(4), st.sampled_from([1, 2, 8, 16, 64, "resnet", "s
 
 @fuzz(0.3)
 @given(st.data())
-def test_checkpoints_made_by_a_stranger(place, finished_run, data):
-    """Whole and sealed, but not what a training wrote: other settings, other tensors."""
+def test_modified_checkpoints(folder, finished_run, data):
+    """With a valid checksum, but other settings or tensors than training wrote."""
     tensors, info = checkpoint.load(finished_run / "snapshot.safetensors")
     if data.draw(st.booleans()):
         where = data.draw(st.sampled_from(sorted(paths(info), key=str)))
@@ -251,12 +252,12 @@ def test_checkpoints_made_by_a_stranger(place, finished_run, data):
             tensors[name] = torch.full_like(old.float(), float("nan"))
         elif change == "rename":
             tensors[data.draw(st.text(max_size=10).filter(str.isprintable))] = old
-    path = place / "strange.safetensors"
+    path = folder / "modified.safetensors"
     checkpoint.save(path, tensors, info)
-    use(path)
+    load_checkpoint(path)
 
 
-# Images and what they come in
+# Images and containers
 
 
 def encoded(kind, **options):
@@ -296,23 +297,23 @@ def pictures():
     return found
 
 
-def written(place, name, content):
-    path = place / name
+def written(folder, name, content):
+    path = folder / name
     path.write_bytes(content)
     return path
 
 
-def opens(path):
-    with only_a_clear_refusal():
-        store = open_images(path, FIT)
+def open_or_refuse(path):
+    with valid_or_refused():
+        store = open_images(path, SPEC)
         assert store.shape[1:] == (3, 16, 16)
         assert len(store.tensor()) == len(store)
 
 
 @fuzz()
 @given(any_of(pictures()))
-def test_damaged_images(place, found):
-    opens(written(place, *found))
+def test_damaged_images(folder, found):
+    open_or_refuse(written(folder, *found))
 
 
 def archives():
@@ -351,8 +352,8 @@ def archives():
 
 @fuzz()
 @given(any_of(archives()))
-def test_damaged_archives(place, found):
-    opens(written(place, *found))
+def test_damaged_archives(folder, found):
+    open_or_refuse(written(folder, *found))
 
 
 npy_headers = st.fixed_dictionaries(
@@ -366,12 +367,12 @@ npy_headers = st.fixed_dictionaries(
 
 @fuzz()
 @given(st.one_of(npy_headers.map(repr), st.text(max_size=60)), st.binary(max_size=60))
-def test_made_up_arrays(place, header, body):
+def test_invalid_arrays(folder, header, body):
     text = header.encode("latin1", "replace")
-    path = place / "made-up.npz"
+    path = folder / "invalid.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body)
-    opens(path)
+    open_or_refuse(path)
 
 
 def a_pack():
@@ -388,7 +389,7 @@ def a_pack():
 
 
 PACK = a_pack()
-pack_notes = st.fixed_dictionaries(
+pack_metadata = st.fixed_dictionaries(
     {
         "format": st.just(pack.FORMAT),
         "version": st.one_of(st.just("1"), json_values(2)),
@@ -397,7 +398,7 @@ pack_notes = st.fixed_dictionaries(
                 lambda base, more: json.dumps(base | more),
                 st.just({"splits": {"train": {"sha256": "x"}}}),
                 st.dictionaries(
-                    st.sampled_from(["name", "crop", "resize", "left_out", "splits", "stamp"]),
+                    st.sampled_from(["name", "crop", "resize", "skipped", "left_out", "splits", "stamp"]),
                     json_values(4),
                     max_size=3,
                 ),
@@ -408,8 +409,8 @@ pack_notes = st.fixed_dictionaries(
     }
 )
 pack_headers = st.builds(
-    lambda note, entry: {"__metadata__": note, "train": entry},
-    st.one_of(pack_notes, json_values(4)),
+    lambda metadata, entry: {"__metadata__": metadata, "train": entry},
+    st.one_of(pack_metadata, json_values(4)),
     st.one_of(tensor_entries, st.just({"dtype": "U8", "shape": [1, 3, 16, 16], "data_offsets": [0, 768]})),
 )
 
@@ -417,30 +418,30 @@ pack_headers = st.builds(
 @fuzz()
 @given(
     st.one_of(
-        hurt(PACK),
-        hurt(PACK[:1200]).map(lambda start: start + PACK[1200:]),
+        damaged(PACK),
+        damaged(PACK[:1200]).map(lambda start: start + PACK[1200:]),
         st.builds(safetensors_file, pack_headers, st.sampled_from([0, 0, 1, 2**40]), st.just(b"\1" * 768)),
     )
 )
-def test_damaged_packed_files(place, content):
-    opens(written(place, "a.pack", content))
+def test_damaged_packed_files(folder, content):
+    open_or_refuse(written(folder, "a.pack", content))
 
 
 @fuzz()
-@given(st.one_of(*(hurt(cifar_batch(pixels(2), protocol)) for protocol in range(5))))
+@given(st.one_of(*(damaged(cifar_batch(pixels(2), protocol)) for protocol in range(5))))
 def test_damaged_pickles(content):
-    with only_a_clear_refusal():
-        pickles.read(content, "data_batch_1")
+    with valid_or_refused():
+        safe_pickle.read(content, "data_batch_1")
 
 
 @fuzz()
-@given(hurt(idx(pixels(2, 8, 1))))
+@given(damaged(idx(pixels(2, 8, 1))))
 def test_damaged_idx_files(content):
-    with only_a_clear_refusal():
+    with valid_or_refused():
         parse_idx(content, "train-images")
 
 
-# What a run writes down
+# Logs and records
 
 lines = st.one_of(
     json_values().map(json.dumps),
@@ -454,27 +455,28 @@ lines = st.one_of(
 
 @fuzz()
 @given(st.lists(lines, max_size=5), st.binary(max_size=10))
-def test_logs(place, found, tail):
-    path = place / "log.jsonl"
+def test_logs(folder, found, tail):
+    path = folder / "log.jsonl"
     path.write_bytes("\n".join(found).encode(errors="surrogatepass") + tail)
-    with only_a_clear_refusal():
-        for entry in journal.read(path):
+    with valid_or_refused():
+        for entry in read_log(path):
             assert isinstance(entry["images"], int)
 
 
+FACTS = ("skipped", "left_out", "command", "samples", "x_chain", "seed", "data", "commit")
 records = st.fixed_dictionaries(
     {"task": st.one_of(st.just("evaluate"), json_values(2)), "time": json_values(2), "numbers": json_values(5)},
-    optional={key: json_values(4) for key in ("left_out", "command", "samples", "x_chain", "seed", "data", "commit")},
+    optional={key: json_values(4) for key in FACTS},
 )
 
 
 @fuzz()
 @given(st.one_of(records, json_values()))
-def test_records_on_the_page(place, made):
-    folder = place / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / "a.json").write_text(json.dumps(made))
-    with only_a_clear_refusal():
-        page = measured(record.read_all(folder))
+def test_records(folder, content):
+    results = folder / "results"
+    results.mkdir(exist_ok=True)
+    (results / "a.json").write_text(json.dumps(content))
+    with valid_or_refused():
+        page = results_section(record.read_all(results))
         page.encode(errors="xmlcharrefreplace")
         assert "<script" not in page

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import dualmcmc
-from dualmcmc.data.store import Memory
+from dualmcmc.data.store import MemoryStore
 from dualmcmc.metrics.pixels import psnr, ssim
-from dualmcmc.pictures import from_uint8, to_uint8
 from dualmcmc.tasks.inputs import images_for
-from dualmcmc.tasks.reconstruct import Likeness, compare_starts, reconstruct, save_picture
+from dualmcmc.tasks.reconstruct import ImageSimilarity, compare_starts, reconstruct, save_picture
+from dualmcmc.utils.images import from_uint8, to_uint8
 
 
 @pytest.fixture
@@ -16,30 +16,30 @@ def run(finished_run):
     return dualmcmc.load(finished_run, device="cpu")
 
 
-def test_reconstruction_errors_are_what_they_say(run, tmp_path):
-    images = images_for(run, None).store
+def test_reconstruction_errors(run, tmp_path):
+    images = images_for(run).store
     result = reconstruct(run, images)
     x = from_uint8(images.tensor())
     y = run.reconstruct(x, steps=0)
     assert result.inference["mse"] == pytest.approx(float((x - y).square().mean()), rel=1e-5)
-    assert result.inference["mse_unit"] == pytest.approx(float(((x - y) / 2).square().mean()), rel=1e-5)
-    assert result.inference["psnr"] == pytest.approx(float(psnr(x, y).mean()), rel=1e-5)
+    assert result.inference["mse_0_to_1"] == pytest.approx(float(((x - y) / 2).square().mean()), rel=1e-5)
+    assert result.inference["psnr_db"] == pytest.approx(float(psnr(x, y).mean()), rel=1e-5)
     assert result.inference["ssim"] == pytest.approx(float(ssim(x, y).mean()), rel=1e-5)
     assert reconstruct(run, images, steps=0).revised == pytest.approx(result.inference)
     save_picture(result, tmp_path / "a.png")
     assert (tmp_path / "a.png").exists()
 
 
-def test_the_z_chain_lowers_the_error(learned):
-    result = reconstruct(learned, images_for(learned, None).store, steps=30)
+def test_z_chain_lowers_the_error(learned):
+    result = reconstruct(learned, images_for(learned).store, steps=30)
     assert result.revised["mse"] < 0.9 * result.inference["mse"]
-    assert result.revised["psnr"] > result.inference["psnr"]
+    assert result.revised["psnr_db"] > result.inference["psnr_db"]
     assert result.revised["ssim"] > result.inference["ssim"]
     assert result.steps == 30
 
 
-def test_only_the_first_images_are_kept_whatever_the_batch(run):
-    images = images_for(run, None).store
+def test_first_images_are_kept_for_any_batch_size(run):
+    images = images_for(run).store
     whole = reconstruct(run, images, steps=0)
     run.config = replace(run.config, sampling=replace(run.config.sampling, batch=50))
     parts = reconstruct(run, images, steps=0)
@@ -51,51 +51,51 @@ def test_only_the_first_images_are_kept_whatever_the_batch(run):
     assert len(reconstruct(run, images, keep=7).rebuilt) == 7
 
 
-def test_likeness_is_a_mean_over_images_not_over_parts():
+def test_similarity_is_a_mean_over_images():
     x, y = torch.rand(2, 9, 1, 8, 8) * 2 - 1
-    parts, whole = Likeness(), Likeness()
+    parts, whole = ImageSimilarity(), ImageSimilarity()
     whole.add(x, y)
     parts.add(x[:1], y[:1])
     parts.add(x[1:], y[1:])
     assert parts.numbers() == pytest.approx(whole.numbers())
-    outside = Likeness()
-    outside.add(torch.ones(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.7))  # cut off, as in a picture
+    outside = ImageSimilarity()
+    outside.add(torch.ones(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.7))  # clamped, as in a picture
     assert outside.numbers()["mse"] == 0
 
 
-def test_the_papers_comparison_of_starts(learned):
-    images = Memory(images_for(learned, None).store.first(100))
-    found = compare_starts(learned, images)
-    assert list(found) == ["inference", "inference+2", *(f"noise+{k}" for k in (2, 10, 15, 20, 25, 30))]
-    errors = [found[f"noise+{k}"]["mse"] for k in (2, 10, 20, 30)]
-    assert errors == sorted(errors, reverse=True)  # longer chains from noise come closer
-    assert found["inference+2"]["mse"] < found["inference"]["mse"]
-    assert found["inference+2"]["mse"] < found["noise+2"]["mse"]
+def test_compare_starts(learned):
+    images = MemoryStore(images_for(learned).store.first(100))
+    result = compare_starts(learned, images)
+    assert list(result) == ["inference", "inference+2", *(f"noise+{k}" for k in (2, 10, 15, 20, 25, 30))]
+    errors = [result[f"noise+{k}"]["mse"] for k in (2, 10, 20, 30)]
+    assert errors == sorted(errors, reverse=True)  # longer chains have smaller errors
+    assert result["inference+2"]["mse"] < result["inference"]["mse"]
+    assert result["inference+2"]["mse"] < result["noise+2"]["mse"]
     x = from_uint8(images.tensor())
     alone = float((learned.reconstruct(x, steps=0) - x).square().mean())
-    assert found["inference"]["mse"] == pytest.approx(alone, rel=1e-5)
-    assert found == compare_starts(learned, images)  # whatever was drawn before
+    assert result["inference"]["mse"] == pytest.approx(alone, rel=1e-5)
+    assert result == compare_starts(learned, images)  # independent of earlier draws
 
 
-def test_chains_from_noise_have_the_length_they_say(learned, monkeypatch):
-    images, asked = Memory(images_for(learned, None).store.first(10)), []
+def test_lengths_of_chains_from_noise(learned, monkeypatch):
+    images, calls = MemoryStore(images_for(learned).store.first(10)), []
     real = learned.revise_z
 
     def counted(z, x, steps=None, rng=None):
-        asked.append((z, steps))
+        calls.append((z, steps))
         return real(z, x, steps, rng)
 
     monkeypatch.setattr(learned, "revise_z", counted)
     compare_starts(learned, images)
-    (first, _), *chain = asked
-    assert [steps for _, steps in chain] == [2, 8, 5, 5, 5, 5]  # 2, 10, 15, 20, 25, 30 in all
+    (first, _), *chain = calls
+    assert [steps for _, steps in chain] == [2, 8, 5, 5, 5, 5]  # total 2, 10, 15, 20, 25, 30
     assert torch.equal(first, learned.infer(from_uint8(images.tensor())).mean)
-    assert torch.equal(chain[0][0], learned.prior(10, learned.stream("from noise")))
+    assert torch.equal(chain[0][0], learned.prior(10, learned.generator_for("from noise")))
 
 
-def test_a_chain_looked_at_on_its_way_is_the_same_chain(learned):
-    """compare_starts goes on from where it looked: ten steps and five more are fifteen."""
-    x = from_uint8(images_for(learned, None).store.first(4))
+def test_chain_in_two_parts_is_the_same_chain(learned):
+    """`compare_starts` continues the chain from noise after each evaluation."""
+    x = from_uint8(images_for(learned).store.first(4))
     z = learned.prior(4, torch.Generator().manual_seed(1))
     rng = [torch.Generator().manual_seed(2) for _ in range(2)]
     in_two = learned.revise_z(learned.revise_z(z, x, 10, rng[0]), x, 5, rng[0])

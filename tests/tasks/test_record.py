@@ -13,10 +13,10 @@ def run(finished_run):
     return dualmcmc.load(finished_run, device="cpu", seed=4, overrides=["sampling.steps=70", "sampling.step_size=0.08"])
 
 
-def test_all_that_is_needed_to_repeat_it(run, finished_run, tmp_path, monkeypatch):
+def test_result_contains_what_is_needed_to_repeat_it(run, finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["mine.py", "a b"])
-    made = record.entry(run, "evaluate", 1.23456, {"fid": 9.3}, samples=50, data={"checksum": "c"})
-    path = record.save(made, tmp_path / "results")
+    result = record.entry(run, "evaluate", 1.23456, {"fid": 9.3}, samples=50, data={"checksum": "c"})
+    path = record.save(result, tmp_path / "results")
     stored = json.loads(path.read_text())
     assert stored["numbers"] == {"fid": 9.3}
     assert (stored["task"], stored["seconds"]) == ("evaluate", 1.235)
@@ -37,7 +37,7 @@ def test_all_that_is_needed_to_repeat_it(run, finished_run, tmp_path, monkeypatc
         assert record.entry(run, "evaluate", 0, {})["command"] == "dualmcmc evaluate r"
 
 
-def test_nothing_is_overwritten_and_all_is_read_back(run, tmp_path):
+def test_results_are_not_overwritten(run, tmp_path):
     for value in range(3):
         record.save({**record.entry(run, "evaluate", 0, {"fid": value}), "time": "2026-01-01T00:00:00Z"}, tmp_path)
     (tmp_path / "broken.json").write_text("{")
@@ -47,14 +47,48 @@ def test_nothing_is_overwritten_and_all_is_read_back(run, tmp_path):
     assert record.read_all(tmp_path / "absent") == []
 
 
-def test_numbers_that_are_not_finite_are_kept_as_text(run, tmp_path):
-    path = record.save(record.entry(run, "inpaint", 0, {"psnr": float("inf"), "mse": [1.0, float("nan")]}), tmp_path)
-    assert json.loads(path.read_text())["numbers"] == {"psnr": "inf", "mse": [1.0, "nan"]}
+def test_names_of_earlier_versions(tmp_path):
+    old = {
+        "task": "long-run",
+        "time": "2026-01-01T00:00:00Z",
+        "numbers": {
+            "completed": {"z_chain": {"psnr": 20.0, "psnr_hidden": 15.0, "mse_unit": 0.1}},
+            "hidden": 0.3,  # of the pixels
+            "generator": {"frechet_own_network": 3.0, "fid": 2.0},
+            "outside_range_at": [0.0, 0.5],
+            "moved_end": 0.8,
+        },
+        "left_out": {"psnr": "a reason"},
+        "seconds_of": {"reference": 1.0},
+    }
+    (tmp_path / "long-run-1.json").write_text(json.dumps(old))
+    detected = {"task": "outliers", "time": "2026-01-02", "numbers": {"hidden": {"energy": {"fpr95": 0.1}}}}
+    (tmp_path / "outliers-1.json").write_text(json.dumps(detected))  # of a dataset called hidden
+    first, second = record.read_all(tmp_path)
+    assert first == {
+        "task": "long-chains",
+        "time": "2026-01-01T00:00:00Z",
+        "numbers": {
+            "completed": {"z_chain": {"psnr_db": 20.0, "psnr_hidden_db": 15.0, "mse_0_to_1": 0.1}},
+            "hidden_fraction": 0.3,
+            "generator": {"frechet_custom_network": 3.0, "fid": 2.0},
+            "fraction_outside_range_at": [0.0, 0.5],
+            "displacement_rms_end": 0.8,
+        },
+        "skipped": {"psnr": "a reason"},
+        "seconds_by_part": {"reference": 1.0},
+    }
+    assert second["numbers"] == {"hidden": {"energy": {"fpr_at_95_tpr": 0.1}}}
 
 
-def test_the_commit_is_this_packages_own(tmp_path, monkeypatch):
-    def git(*words):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+def test_non_finite_numbers_become_text(run, tmp_path):
+    path = record.save(record.entry(run, "inpaint", 0, {"psnr_db": float("inf"), "mse": [1.0, float("nan")]}), tmp_path)
+    assert json.loads(path.read_text())["numbers"] == {"psnr_db": "inf", "mse": [1.0, "nan"]}
+
+
+def test_commit_is_that_of_the_package(tmp_path, monkeypatch):
+    def git(*args):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=tmp_path, check=True)
 
     package = tmp_path / "venv" / "dualmcmc" / "tasks"
     package.mkdir(parents=True)
@@ -64,10 +98,10 @@ def test_the_commit_is_this_packages_own(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "_installed_commit", lambda: "installed")
     git("init", "-q")
     git("add", ".")
-    git("commit", "-qm", "a project that has dualmcmc in its environment")
+    git("commit", "-qm", "another project")
     assert record.commit() == "installed"
     git("add", "-f", "venv")
-    git("commit", "-qm", "dualmcmc's own")
+    git("commit", "-qm", "dualmcmc")
     head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
     assert record.commit() == head
     (package / "record.py").write_text("2")

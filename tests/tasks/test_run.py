@@ -7,13 +7,14 @@ import torch
 import torch._dynamo
 
 import dualmcmc
-from dualmcmc import settings
 from dualmcmc.config import Chain
-from dualmcmc.errors import UserError
+from dualmcmc.engine import checkpoint
 from dualmcmc.langevin import Trace, revise_x
 from dualmcmc.nets import build
-from dualmcmc.tasks.run import Run
-from tests.conftest import nothing_plain, tiny
+from dualmcmc.tasks import run as run_module
+from dualmcmc.tasks.run import DTYPES, Run
+from dualmcmc.utils.errors import UserError
+from tests.conftest import assert_refused, compiled_only, tiny
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_a_loaded_run_knows_itself(run):
+def test_loaded_run(run):
     assert run.config == tiny()
     assert run.images == 128
     assert not any(p.requires_grad for p in run.trio.parameters())
@@ -43,14 +44,14 @@ def test_shapes(run):
     assert not x.requires_grad
 
 
-def test_each_method_is_the_network_behind_it(run):
+def test_methods_call_the_networks(run):
     x, z = run.sample(6), torch.randn(6, 4)
     with torch.no_grad():
         assert torch.equal(run.energy(x), run.trio.energy(x))
         assert torch.equal(run.generate(z), run.trio.generator(z))
         assert torch.equal(run.infer(x).mean, run.trio.inference(x).mean)
     assert torch.equal(run.reconstruct(x, steps=0), run.generate(run.infer(x).mean))
-    chain = Chain(steps=3, step_size=0.125, temperature=4e-6)  # training's, but for sampling.steps
+    chain = Chain(steps=3, step_size=0.125, temperature=4e-6)  # that of training, except for sampling.steps
     assert run.config.sampling_chain == chain
     assert torch.equal(run.revise_x(x, rng=rng()), revise_x(run.trio.energy, x, chain, rng()))
 
@@ -70,7 +71,7 @@ def test_steps_and_seeds(run):
         run.sample(4, steps=-1)
 
 
-def test_inference_mode_changes_nothing(run):
+def test_inference_mode_has_no_effect(run):
     plain = run.reconstruct(run.sample(4, rng=rng(1)), rng=rng(2))
     with torch.inference_mode():
         x = run.sample(4, rng=rng(1))
@@ -78,20 +79,20 @@ def test_inference_mode_changes_nothing(run):
         assert run.energy(x).shape == (4,)
 
 
-def test_a_loaded_run_repeats_itself(finished_run):
+def test_seed_determines_samples(finished_run):
     first, second = (dualmcmc.load(finished_run, seed=3).sample(4) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first, dualmcmc.load(finished_run, seed=4).sample(4))
 
 
 @pytest.mark.parametrize("kind", ["simple", "resnet"])
-def test_batches_do_not_show(kind):
+def test_result_does_not_depend_on_batch_size(kind):
     config = tiny(f"nets.kind={kind}", "sampling.batch=3")
     run = dualmcmc.Run(config, build(config), torch.device("cpu"), images=0)
     z, calls = torch.randn(7, 4), []
-    run.trio.generator.register_forward_hook(lambda net, given, out: calls.append(len(out)))
+    run.trio.generator.register_forward_hook(lambda net, inputs, out: calls.append(len(out)))
     x = run.generate(z)
-    assert calls == [3, 2, 2]  # even parts
+    assert calls == [3, 2, 2]  # of equal size, up to one
     with torch.no_grad():
         assert torch.allclose(x, run.trio.generator(z), atol=1e-6)
     assert torch.allclose(run.energy(x), torch.cat([run.energy(image[None]) for image in x]), atol=1e-6)
@@ -99,155 +100,197 @@ def test_batches_do_not_show(kind):
 
 
 @pytest.mark.parametrize("statistics", ["running", "batch"])
-def test_batchnorm_statistics_are_those_asked_for(statistics):
+def test_batchnorm_statistics(statistics):
     config = tiny("nets.kind=resnet", f"sampling.batchnorm={statistics}")
     run = dualmcmc.Run(config, build(config), torch.device("cpu"), images=0)
     z = torch.randn(8, 4)
     assert torch.allclose(run.generate(z)[:1], run.generate(z[:1]), atol=1e-6) == (statistics == "running")
 
 
-def test_averaged_or_not(finished_run):
+def test_with_and_without_ema(finished_run):
     averaged, live = dualmcmc.load(finished_run), dualmcmc.load(finished_run, ema=False)
     z = torch.randn(3, 4)
     assert not torch.equal(averaged.generate(z), live.generate(z))
     x = averaged.generate(z)
-    assert torch.equal(averaged.energy(x), live.energy(x))  # ema.energy is off in this run
+    assert torch.equal(averaged.energy(x), live.energy(x))  # ema.energy=false
 
 
-def test_a_snapshot_alone_is_enough(finished_run, tmp_path):
+def test_snapshot_file(finished_run, tmp_path):
     shutil.copy(finished_run / "snapshot.safetensors", tmp_path / "mine.safetensors")
-    alone, whole = dualmcmc.load(tmp_path / "mine.safetensors"), dualmcmc.load(finished_run)
+    file, folder = dualmcmc.load(tmp_path / "mine.safetensors"), dualmcmc.load(finished_run)
     z = torch.randn(3, 4)
-    assert torch.equal(alone.generate(z), whole.generate(z))
+    assert torch.equal(file.generate(z), folder.generate(z))
     with pytest.raises(UserError, match="averaged weights only"):
         dualmcmc.load(tmp_path / "mine.safetensors", ema=False)
 
 
-def test_what_is_no_run(tmp_path, finished_run):
+def test_invalid_runs(tmp_path, finished_run):
     for path, words in [
         (tmp_path / "absent", "does not exist"),
-        (tmp_path / "absent.safetensors", "no file"),
+        (tmp_path / "absent.safetensors", "does not exist"),
         (tmp_path, "not a run folder"),
     ]:
         with pytest.raises(UserError, match=words):
             dualmcmc.load(path)
     shutil.copy(finished_run / "config.yaml", tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="holds no snapshot"):
+    with pytest.raises(UserError, match="has no snapshot"):
         dualmcmc.load(tmp_path)
     with pytest.raises(UserError, match="full training state"):
         dualmcmc.load(max((finished_run / "states").iterdir()))
     with pytest.raises(UserError, match="at least 0"):
         dualmcmc.load(finished_run, seed=-1)
     (tmp_path / "snapshot.safetensors").write_bytes(b"broken")
-    with pytest.raises(UserError, match="is broken"):
+    with pytest.raises(UserError, match="is damaged"):
         dualmcmc.load(tmp_path)
 
 
-def broken(*given):
-    raise RuntimeError("no compiler")
+def test_overrides(finished_run):
+    run = dualmcmc.load(finished_run, "cpu", overrides=["sampling.steps=7", "teaching.z_chain.steps=4"])
+    assert run.config.sampling_chain.steps == 7
+    assert run.config.teaching.z_chain.steps == 4
+    with pytest.raises(UserError, match=r"'train.batch=3' cannot be changed .* only sampling\.\*, .* data\.crop"):
+        dualmcmc.load(finished_run, "cpu", overrides=["train.batch=3"])
+    with pytest.raises(UserError, match=r"unknown setting 'sampling.stpes'.* Did you mean 'sampling.steps'"):
+        dualmcmc.load(finished_run, "cpu", overrides=["sampling.stpes=3"])
 
 
-def compiled(folder, *changes):
-    return dualmcmc.load(folder, device="cpu", overrides=["engine.mode=compiled", *changes])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exported_run_is_the_same_up_to_rounding(run, tmp_path, dtype):
+    numbers = run.export(tmp_path / "w.safetensors", dtype)
+    again = dualmcmc.load(tmp_path / "w.safetensors", device="cpu")
+    assert again.images == run.images
+    assert all(p.dtype == torch.float32 for p in again.trio.parameters())
+    precision = torch.finfo(DTYPES[dtype]).eps / 2
+    for name, value in run.trio.state_dict().items():
+        rounded = again.trio.state_dict()[name]
+        assert torch.allclose(rounded, value, rtol=precision, atol=1e-7), name
+        assert torch.equal(rounded, value) == (dtype == "float32" or value.ndim < 2 or not value.any()), name
+    assert (numbers["relative_change"] == 0) == (dtype == "float32")
+    assert numbers["relative_change"] < precision
+    stored, _ = checkpoint.load(tmp_path / "w.safetensors")
+    assert {value.dtype for value in stored.values() if value.ndim > 1} == {DTYPES[dtype]}
 
 
-def test_many_chains_are_compiled_and_give_the_same(finished_run, quick_compiler):
-    plain, fast = dualmcmc.load(finished_run, device="cpu"), compiled(finished_run)
-    assert (plain.engine, fast.engine) == ("eager, float32", "eager, float32")  # nothing was asked for yet
-    for run_ in (plain, fast):
-        run_.expect(6)
-    assert (plain.engine, fast.engine) == ("eager, float32", "compiled, float32")
-    x = plain.sample(6, rng=rng())
-    assert torch.allclose(fast.sample(6, rng=rng()), x, atol=1e-5)
-    assert torch.allclose(
-        fast.revise_z(plain.infer(x).mean, x, rng=rng()), plain.revise_z(plain.infer(x).mean, x, rng=rng()), atol=1e-4
-    )
-    assert not torch.equal(x, plain.sample(6, steps=0, rng=rng()))
+def test_export_contains_no_paths(run, tmp_path):
+    paths = {"path": "/home/me/secret", "test_path": "/home/me/test"}
+    run.trained_data = replace(run.trained_data, source="folder", holdout=0.0, **paths)
+    run.export(tmp_path / "w.safetensors")
+    assert b"/home/me" not in (tmp_path / "w.safetensors").read_bytes()
+    assert dualmcmc.load(tmp_path / "w.safetensors", device="cpu").sample(2).shape == (2, 1, 8, 8)
 
 
-def test_few_are_not_worth_a_compiler(finished_run, quick_compiler, monkeypatch):
-    monkeypatch.setattr("dualmcmc.tasks.run.COMPILE_FROM", 50)
-    run = dualmcmc.load(finished_run, device="cpu")
-    monkeypatch.setattr("dualmcmc.tasks.run.choose", lambda cfg, _: replace(run.means, compiled=cfg.mode == "auto"))
-    run.sample(49)
-    assert run.engine == "eager, float32"
-    run.sample(50)
-    assert run.engine == "compiled, float32"
+def test_export_refuses_overflow(run, tmp_path):
+    run.trio.generator.layers[-1].weight.data[0, 0, 0, 0] = 1e5
+    with pytest.raises(UserError, match=r"generator.* has values beyond the range of float16"):
+        run.export(tmp_path / "w.safetensors")
+    assert not list(tmp_path.iterdir())
+    run.export(tmp_path / "w.safetensors", "bfloat16")
 
 
-def test_batches_of_a_compiled_run_do_not_show(finished_run, quick_compiler):
-    z = torch.randn(7, 4, generator=rng())
-    whole, parts = compiled(finished_run), compiled(finished_run, "sampling.batch=3")
-    for run in (whole, parts):
-        run.expect(7)
-    assert torch.allclose(whole.generate(z), parts.generate(z), atol=1e-5)
+def test_export_command(call, finished_run, tmp_path):
+    target = tmp_path / "w.safetensors"
+    done = call("export", finished_run, "--out", target, "--dtype", "bfloat16")
+    assert done.code == 0
+    assert f"{target}, 0.0 MB, bfloat16" in done.out
+    before = target.read_bytes()
+    assert_refused(call("export", finished_run, "--out", target), "already exists")
+    assert target.read_bytes() == before
+    assert_refused(call("export", finished_run, "--out", tmp_path / "w.pt"), "must end in .safetensors")
+    other = tmp_path / "v.safetensors"
+    assert_refused(call("export", finished_run, "--out", other, "--dtype", "int8"), "float16, bfloat16, float32")
+    assert_refused(call("export", tmp_path / "none", "--out", other), "does not exist")
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+    assert call("export", finished_run, "--out", other, "--json").json["dtype"] == "float16"
 
 
-def test_a_run_that_cannot_be_compiled_goes_on(finished_run, monkeypatch, capsys):
-    monkeypatch.setattr("dualmcmc.engine.accelerate._compiler", lambda *_: lambda layers: broken)
-    run = compiled(finished_run)
-    assert run.sample(3).shape == (3, 1, 8, 8)
-    assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"
-    run.sample(3)
-    assert capsys.readouterr().err == ""
-    assert run.engine == "eager, float32"
-
-
-def test_batch_statistics_in_a_compiled_run(quick_compiler):
-    widths = [f"nets.{name}_width=4" for name in ("energy", "generator", "inference")]
-    use = ["sampling.batchnorm=batch", "sampling.steps=2", "engine.mode=compiled"]
-    config = settings.load_config("cifar10-resnet", [*widths, "teaching.latent_dim=4", *use])
-    run = Run(config, build(config), torch.device("cpu"), images=0)
-    z = torch.randn(6, 4, generator=rng())
-    plain = run.generate(z)
-    run.expect(6)
-    assert torch.allclose(run.generate(z), plain, atol=1e-5)
-
-
-def test_a_run_says_the_precision_it_has(finished_run):
-    plain = dualmcmc.load(finished_run, device="cpu")
+def test_precision(finished_run):
+    exact = dualmcmc.load(finished_run, device="cpu")
     coarse = dualmcmc.load(finished_run, device="cpu", overrides=["engine.precision=bfloat16"])
-    assert (plain.engine, coarse.engine) == ("eager, float32", "eager, bfloat16")
+    assert (exact.engine, coarse.engine) == ("eager, float32", "eager, bfloat16")
     z = torch.randn(5, 4, generator=rng())
-    assert not torch.equal(plain.generate(z), coarse.generate(z))
-    assert torch.allclose(plain.generate(z), coarse.generate(z), atol=0.02)
+    assert not torch.equal(exact.generate(z), coarse.generate(z))
+    assert torch.allclose(exact.generate(z), coarse.generate(z), atol=0.02)
 
 
-@pytest.mark.parametrize(("n", "batch"), [(40, 20), (41, 20), (7, 20)])
-def test_what_is_to_come_is_compiled_ahead(finished_run, quick_compiler, n, batch):
-    run, shown = compiled(finished_run, f"sampling.batch={batch}"), []
+def test_compiled_chains(finished_run, quick_compiler):
+    """Compiled ahead for batches of 4 and 3, with the results of the eager run."""
+    eager, run = (
+        dualmcmc.load(finished_run, "cpu", overrides=[f"engine.mode={mode}", "sampling.batch=4"])
+        for mode in ("eager", "compiled")
+    )
+    shown = []
 
     @contextmanager
-    def watch(text, total, unit):
-        shown.append((text, total))
+    def progress(task, total, unit):
+        shown.append((task, total))
         yield lambda count: None
 
     def graphs():
         return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
-    run.expect(n, watch)
+    assert run.engine == "eager, float32"  # until chains are requested
+    run.prepare(7, progress)
+    assert run.engine == "compiled, float32"
     before = graphs()
-    with nothing_plain(run._nets):
-        x = run.sample(n)
+    with compiled_only(run._executors):
+        x = run.sample(7, rng=rng())
     assert graphs() == before
-    run.expect(n, watch)
-    sizes = 2 if n == 41 else 1
-    assert shown == [("compiling", 2 * sizes)]
-    run.expect(n, watch, z_chain=True)
-    assert shown[1:] == [("compiling", sizes)]  # the generator's own images were ready
-    before = graphs()
-    with nothing_plain(run._nets):
-        run.reconstruct(x)
-    run.generate(run.prior(5))  # another number: nobody said so
+    assert torch.allclose(x, eager.sample(7, rng=rng()), atol=1e-5)
+    assert not torch.equal(x, eager.sample(7, steps=0, rng=rng()))
+    run.prepare(7, progress)
+    assert shown == [("compiling", 4)]  # generator and x-chain
+    run.prepare(7, progress, z_chain=True)
+    assert shown[1:] == [("compiling", 2)]  # the generator was ready
+    before, z = graphs(), eager.infer(x).mean
+    with compiled_only(run._executors):
+        revised = run.revise_z(z, x, rng=rng())
+    assert torch.allclose(revised, eager.revise_z(z, x, rng=rng()), atol=1e-4)
+    run.generate(run.prior(2))  # another batch size runs eagerly
     assert graphs() == before
 
 
-def test_a_compiler_that_fails_later(finished_run, quick_compiler, monkeypatch, capsys):
-    run = compiled(finished_run)
-    run.expect(6)
-    monkeypatch.setattr(run._nets.generator, "_chain", broken)
-    run.expect(6, z_chain=True)
-    assert capsys.readouterr().err == "not compiled (RuntimeError: no compiler): going on eagerly\n"
+def test_compiled_batch_statistics(quick_compiler):
+    config = tiny("nets.kind=resnet", "sampling.batchnorm=batch", "engine.mode=compiled")
+    run = Run(config, build(config), torch.device("cpu"), images=0)
+    z = torch.randn(6, 4, generator=rng())
+    eager = run.generate(z)
+    run.prepare(6)
+    with compiled_only(run._executors):
+        assert torch.allclose(run.generate(z), eager, atol=1e-5)
+
+
+def test_few_images_are_not_compiled(run, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(run_module, "COMPILE_MIN_IMAGES", 50)
+    monkeypatch.setattr(run_module, "compile_for_sampling", lambda *args: compiled.append(args[2]))
+    monkeypatch.setattr(run_module, "resolve_plan", lambda cfg, _: replace(run.plan, compiled=cfg.mode == "auto"))
+    run.prepare(49)
+    assert (run.engine, compiled) == ("eager, float32", [])
+    run.prepare(50)
+    assert (run.engine, compiled) == ("compiled, float32", [[50]])
+
+
+def test_run_that_cannot_be_compiled(finished_run, monkeypatch, capsys):
+    def broken(*_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("dualmcmc.engine.plan._compiler", lambda *_: lambda layers: broken)
+    run = dualmcmc.load(finished_run, device="cpu", overrides=["engine.mode=compiled"])
+    assert run.sample(3).shape == (3, 1, 8, 8)
+    assert capsys.readouterr().err == "running eagerly: compilation failed (RuntimeError: no compiler)\n"
+    run.sample(3)
+    assert capsys.readouterr().err == ""
+    assert run.engine == "eager, float32"
+
+
+def test_compilation_that_fails_later(run, monkeypatch, capsys):
+    """The x-chain compiled, the z-chain does not."""
+    run.config = replace(run.config, engine=replace(run.config.engine, mode="compiled"))
+    monkeypatch.setattr(run_module, "compile_for_sampling", lambda *args: "no z-chain" if args[3] else None)
+    run.prepare(6)
+    assert run.engine == "compiled, float32"
+    run.prepare(6, z_chain=True)
+    assert capsys.readouterr().err == "running eagerly: compilation failed (no z-chain)\n"
     assert run.engine == "eager, float32"
     run.reconstruct(run.sample(6))
     assert capsys.readouterr().err == ""

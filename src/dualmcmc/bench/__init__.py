@@ -1,1 +1,1 @@
-"""Measurements that a user can repeat on a machine of their own."""
+"""`dualmcmc bench`: the speed of an iteration compared with a plain eager reference."""

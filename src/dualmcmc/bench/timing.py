@@ -1,4 +1,4 @@
-"""A clock for devices that work ahead of the host, how the device is set up for it, and what it can do at best."""
+"""Timing of asynchronous devices, FLOP counts, and the peak rates of a device."""
 
 from __future__ import annotations
 
@@ -12,127 +12,130 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dualmcmc.config import Config
-from dualmcmc.engine.accelerate import Means, choose
-from dualmcmc.engine.device import make_repeatable, pick, use_threads
+from dualmcmc.engine.plan import ExecutionPlan, resolve_plan
 from dualmcmc.tasks.record import describe_process
+from dualmcmc.utils.device import resolve_device, set_deterministic, set_num_threads
 
 
-def begin(config: Config, device: str, say: Callable[[str], None]) -> Means:
-    """Set the machine up as training would; says what cannot be had of what `config.engine` asks for."""
-    place = pick(device)
-    make_repeatable(place, config.train.deterministic)
-    use_threads(config.engine.threads)
-    means = choose(config.engine, place)
-    for note in means.notes:
-        say(note)
-    return means
+def set_up(config: Config, device_name: str, notify: Callable[[str], None]) -> ExecutionPlan:
+    """Configure torch as training would; `notify` receives the plan's notes."""
+    device = resolve_device(device_name)
+    set_deterministic(device, config.train.deterministic)
+    set_num_threads(config.engine.threads)
+    plan = resolve_plan(config.engine, device)
+    for note in plan.notes:
+        notify(note)
+    return plan
 
 
-def described(config: Config, device: torch.device) -> dict[str, Any]:
-    """What every result begins with: whose settings, and all that is needed to repeat it."""
+def describe(config: Config, device: torch.device) -> dict[str, Any]:
+    """The first entries of every result: the preset, and what is needed to repeat the measurement."""
     return {"preset": config.preset, **describe_process(device)}
 
 
-def where(result: dict[str, Any]) -> str:
-    """The same for people."""
-    words, commit = f"{result['device']}, torch {result['torch']}", result["commit"]
-    return f"{words}, commit {commit[:7]}{'+' * commit.endswith('+')}" if commit else words
+def format_environment(result: dict[str, Any]) -> str:
+    """Device, torch version and commit of a result."""
+    text, commit = f"{result['device']}, torch {result['torch']}", result["commit"]
+    return f"{text}, commit {commit[:7]}{'+' * commit.endswith('+')}" if commit else text
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def seconds(work: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 2) -> float:
-    """The median time of one run."""
-    for _ in range(warm_up):
-        work()
-    wait(device)
+def median_seconds(function: Callable[[], object], device: torch.device, repeats: int, warmup: int = 2) -> float:
+    """The median time of one call."""
+    for _ in range(warmup):
+        function()
+    synchronize(device)
     times = []
     for _ in range(repeats):
-        begun = time.perf_counter()
-        work()
-        wait(device)
-        times.append(time.perf_counter() - begun)
+        start = time.perf_counter()
+        function()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
-class Operations(TorchDispatchMode):
-    """Counts the floating-point operations of convolutions and matrix products, by torch's own formulas.
+class LapTimer:
+    """Times the parts of a function that calls it with a part's name when that part ends. Parts may repeat."""
 
-    (torch's FlopCounterMode does so too, but cannot watch a chain: it follows modules through autograd.)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start the first part."""
+        synchronize(self.device)
+        self._last = time.perf_counter()
+
+    def __call__(self, part: str) -> None:
+        """End a part."""
+        synchronize(self.device)
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counts the FLOPs of convolutions and matrix products by torch's formulas.
+
+    torch's FlopCounterMode tracks modules through autograd, which fails inside a Langevin chain.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.count += int(formula(*args, **(kwargs or {}), out_val=result))
+            self.flops += int(formula(*args, **(kwargs or {}), out_val=result))
         return result
 
 
-def count_flops(work: Callable[[], object]) -> int:
-    """Floating-point operations in a run of it."""
-    with Operations() as operations:
-        work()
-    return operations.count
+def count_flops(function: Callable[[], object]) -> int:
+    """FLOPs of one call."""
+    with FlopCounter() as counter:
+        function()
+    return counter.flops
 
 
-def flops_by_part(work: Callable[[Callable[[str], None]], object]) -> dict[str, int]:
-    """The same by part, of something that tells when each ends; a part may come more than once."""
-    found: dict[str, int] = {}
+def count_flops_by_part(function: Callable[[Callable[[str], None]], object]) -> dict[str, int]:
+    """FLOPs of each part of a function that takes a callback like `LapTimer`."""
+    flops: dict[str, int] = {}
 
     def lap(part: str) -> None:
-        found[part] = found.get(part, 0) + operations.count - sum(found.values())
+        flops[part] = flops.get(part, 0) + counter.flops - sum(flops.values())
 
-    with Operations() as operations:
-        work(lap)
-    return found
-
-
-class Laps:
-    """Times the parts of something that tells when each ends; a part may come more than once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.parts: dict[str, float] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the clock."""
-        wait(self.device)
-        self._last = time.perf_counter()
-
-    def __call__(self, part: str) -> None:
-        """A part has ended."""
-        wait(self.device)
-        now = time.perf_counter()
-        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
-        self._last = now
+    with FlopCounter() as counter:
+        function(lap)
+    return flops
 
 
-def ceilings(device: torch.device, precision: str) -> dict[str, float]:
-    """The rate of a large matrix product in this precision (FLOP/s), and of a large copy (bytes read and written).
+def measure_peak_rates(device: torch.device, precision: str) -> dict[str, float]:
+    """Rates of a large matrix product in this precision and of a large copy (bytes read plus written).
 
-    A CPU's is of float32: few have matrix units for less.
+    On a CPU always in float32: few CPUs have matrix units for lower precisions.
     """
     on_gpu = device.type == "cuda"
-    size, room = (8192, 2**31) if on_gpu else (1024, 2**27)
+    size, copied_bytes = (8192, 2**31) if on_gpu else (1024, 2**27)
     dtype = torch.bfloat16 if precision == "bfloat16" and on_gpu else torch.float32
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
         a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        product = seconds(lambda: a @ b, device, 20, 3)
+        matmul_seconds = median_seconds(lambda: a @ b, device, 20, 3)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-    source = torch.empty(room, dtype=torch.uint8, device=device).random_()
+    source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
-    copy = seconds(lambda: target.copy_(source), device, 20, 3)
-    return {"matmul_flops": 2 * size**3 / product, "copy_bytes": 2 * room / copy}
+    copy_seconds = median_seconds(lambda: target.copy_(source), device, 20, 3)
+    return {
+        "matmul_flops_per_second": 2 * size**3 / matmul_seconds,
+        "copy_bytes_per_second": 2 * copied_bytes / copy_seconds,
+    }

@@ -1,4 +1,4 @@
-"""Images to learn from: one file a source, all as bytes of one size."""
+"""Training and test images. `load` returns the splits that a config selects."""
 
 from __future__ import annotations
 
@@ -8,68 +8,70 @@ from typing import Any, NamedTuple
 import torch
 
 from dualmcmc.config import Data
-from dualmcmc.data.images import Fit
-from dualmcmc.data.opening import open_sources, open_stores
-from dualmcmc.data.store import Joined, Store, Subset
-from dualmcmc.errors import UserError, nearest
-from dualmcmc.progress import Watch, quiet
-from dualmcmc.rng import generator
+from dualmcmc.data.images import ImageSpec
+from dualmcmc.data.resolve import open_sources, open_stores
+from dualmcmc.data.store import ConcatStore, ImageStore, SubsetStore
+from dualmcmc.rng import make_generator
+from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-SPLIT_SEED = 20231  # fixed: a run's seed must not change what is held out
+HOLDOUT_SEED = 20231  # fixed: the seed of a run must not change which images are held out
 
 
-class Images(NamedTuple):
-    """What to train on, and what is held out: None where nothing is."""
+class DataSplits(NamedTuple):
+    """Training images, and test images if there are any."""
 
-    train: Store
-    test: Store | None
-    notes: tuple[str, ...] = ()  # what a person should know: images left out, a set that is here in part
+    train: ImageStore
+    test: ImageStore | None
+    notes: tuple[str, ...] = ()  # skipped images, incomplete datasets
 
-    def held_out(self) -> tuple[Store, str]:
-        """What to test with, and what it is: held-out images where there are any."""
+    def test_or_train(self) -> tuple[ImageStore, str]:
+        """The test images, or the training images if there are none, and a name for them."""
         return (self.train, "training images") if self.test is None else (self.test, "held-out images")
 
 
-def load(cfg: Data, watch: Watch = quiet) -> Images:
-    """The images a config asks for."""
-    fit, path = Fit.of(cfg), None if cfg.path is None else Path(cfg.path).expanduser()
+def load(cfg: Data, progress: ProgressFactory = no_progress) -> DataSplits:
+    """The images of a config."""
+    spec, path = ImageSpec.from_config(cfg), None if cfg.path is None else Path(cfg.path).expanduser()
     names = cfg.split.split("+")
     if "" in names or len(set(names)) < len(names):
-        raise UserError(f"data.split={cfg.split} has an empty part or the same one twice: write train, or train+extra.")
+        raise UserError(f"data.split={cfg.split}: a split is empty or repeated. Use train, or train+extra.")
     notes: list[str] = []
-    found = open_stores(cfg.source, path, [*names, "test"], fit, cfg.skip_bad, watch, notes)
+    stores = open_stores(cfg.source, path, [*names, "test"], spec, cfg.skip_bad, progress, notes)
     for name in names:
-        if name not in found:
-            here = open_sources(cfg.source, path)
+        if name not in stores:
+            known = open_sources(cfg.source, path)
             raise UserError(
-                f"data.split={cfg.split}: {cfg.source} has no split '{name}' there, only {', '.join(here)}."
-                f"{nearest(name, here)}"
+                f"data.split={cfg.split}: {cfg.source} has no split '{name}', only {', '.join(known)}."
+                f"{nearest(name, known)}"
             )
-    train = found[names[0]] if len(names) == 1 else Joined([found[name] for name in names])
-    test = found["test"] if "test" in found and "test" not in names else None
+    train = stores[names[0]] if len(names) == 1 else ConcatStore([stores[name] for name in names])
+    test = stores["test"] if "test" in stores and "test" not in names else None
     if cfg.test_path is not None:
-        test = open_images(Path(cfg.test_path).expanduser(), fit, cfg.skip_bad, watch, notes)
+        test = open_images(Path(cfg.test_path).expanduser(), spec, cfg.skip_bad, progress, notes)
     elif cfg.holdout > 0:
         if test is not None:
-            raise UserError(
-                f"data.holdout={cfg.holdout:g}, but {cfg.source} has a test split of its own: use data.holdout=0."
-            )
+            raise UserError(f"data.holdout={cfg.holdout:g}, but {cfg.source} has a test split: use data.holdout=0.")
         train, test = _hold_out(train, cfg.holdout)
-    return Images(train, test, tuple(notes))
+    return DataSplits(train, test, tuple(notes))
 
 
 def open_images(
-    path: Path, fit: Fit, skip_bad: bool = False, watch: Watch = quiet, notes: list[str] | None = None
-) -> Store:
-    """A user's own images to test with: of a packed file its test split, else all that is there."""
-    found = open_stores("folder", path, ("test", "train"), fit, skip_bad, watch, notes)
-    if not found:
+    path: Path,
+    spec: ImageSpec,
+    skip_bad: bool = False,
+    progress: ProgressFactory = no_progress,
+    notes: list[str] | None = None,
+) -> ImageStore:
+    """The images at `path`; of a packed file, its test split if it has one."""
+    stores = open_stores("folder", path, ("test", "train"), spec, skip_bad, progress, notes)
+    if not stores:
         raise UserError(f"'{path}' has neither a train nor a test split.")
-    return found.get("test") or found["train"]
+    return stores.get("test") or stores["train"]
 
 
-def describe(cfg: Data, images: Images) -> dict[str, Any]:
-    """What was learned from, to be kept with every number: set, split, crop, size, checksum."""
+def describe(cfg: Data, images: DataSplits) -> dict[str, Any]:
+    """The dataset, split, crop, size and checksums, to be recorded with every result."""
     settings = ("source", "split", "holdout", "size", "channels", "crop", "resize", "flip")
     return {
         **{name: getattr(cfg, name) for name in settings},
@@ -81,14 +83,14 @@ def describe(cfg: Data, images: Images) -> dict[str, Any]:
     }
 
 
-def fingerprint(images: Store) -> str:
-    """A short checksum of pixels and their order: what a run must find again when it goes on."""
+def fingerprint(images: ImageStore) -> str:
+    """A short checksum of the pixels and their order; a resumed run compares it."""
     return images.checksum[:16]
 
 
-def _hold_out(images: Store, share: float) -> tuple[Store, Store]:
-    held_out = round(share * len(images))
-    if not 0 < held_out < len(images):
-        raise UserError(f"data.holdout={share:g} of {len(images)} images leaves nothing to train on or to test with.")
-    order = torch.randperm(len(images), generator=generator(SPLIT_SEED)).numpy()
-    return Subset(images, order[held_out:]), Subset(images, order[:held_out])
+def _hold_out(images: ImageStore, fraction: float) -> tuple[ImageStore, ImageStore]:
+    count = round(fraction * len(images))
+    if not 0 < count < len(images):
+        raise UserError(f"data.holdout={fraction:g} of {len(images)} images leaves no training or no test images.")
+    order = torch.randperm(len(images), generator=make_generator(HOLDOUT_SEED)).numpy()
+    return SubsetStore(images, order[count:]), SubsetStore(images, order[:count])

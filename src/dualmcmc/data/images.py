@@ -1,6 +1,6 @@
-"""One image: decoded, cropped, resized and brought to one colour mode, as bytes.
+"""Decode, crop, resize and convert single images to uint8.
 
-What becomes of each kind of file, good and bad, is listed in docs/data.md and tested.
+docs/guide/data.md lists what happens to each kind of file, valid or not.
 """
 
 from __future__ import annotations
@@ -14,93 +14,98 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dualmcmc.config import CROPS, Crop, Data, Resize
-from dualmcmc.errors import first_line
+from dualmcmc.config import Crop, Data, Resize
+from dualmcmc.utils.errors import first_line
 
-MOST_PIXELS = 80_000_000  # of one image: more is taken for a decompression bomb
-MOST_SCANS = 200  # of one JPEG, which has ten: each takes the time of a whole image, and a few bytes
-MANY_PIXELS = 16_000_000  # such images are decoded one at a time, so that memory does not grow with the cores
-# Not all that Pillow knows: it has PostScript, which is a program, run by Ghostscript.
+MAX_PIXELS = 80_000_000  # per image: more is taken for a decompression bomb
+MAX_SCANS = 200  # per JPEG, ten are usual: each costs a few bytes and as much time as a whole image
+SERIAL_PIXELS = 16_000_000  # larger images are decoded one at a time, so that memory does not grow with the cores
+# Not all formats of Pillow: PostScript is a program, which Ghostscript would run.
 FORMATS = ("PNG", "JPEG", "JPEG2000", "WEBP", "AVIF", "BMP", "GIF", "TGA", "TIFF", "PPM")
-RESIZES = {
+FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "box": Image.Resampling.BOX,
 }
+CELEBA_SIZE = (178, 218)  # width and height of the aligned images
+CELEBA_CROPS = {  # side of the square, and its center (x, y)
+    "celeba108": (108, 89, 109),  # DCGAN
+    "celeba128": (128, 89, 121),  # progressive GANs
+    "celeba140": (140, 89, 109),  # score-based and energy-based models
+    "celeba148": (148, 89, 109),  # VAEs and WAEs
+    "celeba178": (178, 89, 109),  # the full width
+}
 
-# Pillow remarks on odd files that it can read well enough. For good, since catch_warnings is not for threads.
+# Pillow warns about unusual files that it reads correctly. Global, since catch_warnings is not thread-safe.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-ALIGNED = (178, 218)  # width and height of CelebA's aligned images
+_serial = threading.Lock()
 
 
-_one_at_a_time = threading.Lock()
-
-
-class BadImage(Exception):
-    """An image that cannot be used, and why."""
+class UnreadableImage(Exception):
+    """An image that cannot be used, and the reason."""
 
 
 @dataclass(frozen=True)
-class Fit:
-    """What images are brought to. None leaves the size, or the colour mode, as it is."""
+class ImageSpec:
+    """Target size and colour mode of images. None keeps the image's own."""
 
     size: int | None = None
     channels: int | None = None
     crop: Crop = "center"
     resize: Resize = "lanczos"
-    converted: set[str] = field(default_factory=set, compare=False, repr=False)  # what had to be, filled on the way
+    converted: set[str] = field(default_factory=set, compare=False, repr=False)  # sizes and modes that were converted
 
     @classmethod
-    def of(cls, cfg: Data) -> Fit:
-        """What a config asks for."""
+    def from_config(cls, cfg: Data) -> ImageSpec:
+        """The spec of a config."""
         return cls(cfg.size, cfg.channels, cfg.crop, cfg.resize)
 
 
-def decode(content: bytes, fit: Fit) -> np.ndarray:
-    """(H, W, C) bytes of an image file's content; C is 1 or 3."""
+def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
+    """(H, W, C) uint8 pixels of an encoded image; C is 1 or 3."""
     if not content:
-        raise BadImage("the file is empty")
+        raise UnreadableImage("the file is empty")
     try:
         image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
-        if image.width * image.height > MOST_PIXELS:
-            raise BadImage(f"{image.width}x{image.height} pixels, more than {MOST_PIXELS // 10**6} million")
-        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
-            raise BadImage(f"a JPEG of more than {MOST_SCANS} scans")
-        with _one_at_a_time if image.width * image.height > MANY_PIXELS else nullcontext():
+        if image.width * image.height > MAX_PIXELS:
+            raise UnreadableImage(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS // 10**6} million")
+        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MAX_SCANS:
+            raise UnreadableImage(f"a JPEG with more than {MAX_SCANS} scans")
+        with _serial if image.width * image.height > SERIAL_PIXELS else nullcontext():
             ImageOps.exif_transpose(image, in_place=True)
-            return _fitted(_plain(image), fit)
+            return _apply(_to_8_bit(image), spec)
     except UnidentifiedImageError:
-        raise BadImage("it is in no known image format") from None
+        raise UnreadableImage("unknown image format") from None
     except Image.DecompressionBombError:
-        raise BadImage(f"more than {MOST_PIXELS // 10**6} million pixels") from None
-    except BadImage:
+        raise UnreadableImage(f"more than {MAX_PIXELS // 10**6} million pixels") from None
+    except UnreadableImage:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        raise BadImage(first_line(error)) from None
+        raise UnreadableImage(first_line(error)) from None
 
 
-def fit_pixels(pixels: np.ndarray, fit: Fit) -> np.ndarray:
-    """(H, W, C) bytes brought to `fit`."""
+def convert(pixels: np.ndarray, spec: ImageSpec) -> np.ndarray:
+    """(H, W, C) uint8 pixels converted to `spec`."""
     height, width, channels = pixels.shape
-    same_mode = fit.channels in (None, channels)
-    if fit.size is None and same_mode:
+    same_mode = spec.channels in (None, channels)
+    if spec.size is None and same_mode:
         return pixels
-    whole = (0, 0, width, height)
-    if width == height == fit.size and same_mode and crop_box(width, height, fit.crop) == whole:
+    full = (0, 0, width, height)
+    if width == height == spec.size and same_mode and crop_box(width, height, spec.crop) == full:
         return pixels
-    return _fitted(Image.fromarray(pixels[..., 0] if channels == 1 else pixels), fit)
+    return _apply(Image.fromarray(pixels[..., 0] if channels == 1 else pixels), spec)
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """Grey or RGB, eight bits a channel; what is transparent lies on white."""
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    """Greyscale or RGB, 8 bits per channel; transparent pixels become white."""
     if image.mode == "I" and image.format != "PNG":
-        raise BadImage("its pixels are 32-bit numbers, whose range is not known")
-    if image.mode.startswith("I"):  # 16-bit grey, which convert() would cut off at 255
+        raise UnreadableImage("32-bit pixels of unknown range")
+    if image.mode.startswith("I"):  # 16-bit greyscale, which convert() would clip at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     if image.mode == "F":
-        raise BadImage("its pixels are floating-point numbers, whose range is not known")
+        raise UnreadableImage("floating-point pixels of unknown range")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
@@ -109,26 +114,26 @@ def _plain(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def _fitted(image: Image.Image, fit: Fit) -> np.ndarray:
-    mode = {None: image.mode, 1: "L", 3: "RGB"}[fit.channels]
-    if image.mode != mode or (fit.size is not None and image.size != (fit.size, fit.size)):
-        fit.converted.add(f"{image.width}x{image.height} {'grey' if image.mode == 'L' else 'RGB'}")
-    if fit.channels is not None:
-        image = image.convert("L" if fit.channels == 1 else "RGB")
-    if fit.size is not None:
-        box = crop_box(image.width, image.height, fit.crop)
+def _apply(image: Image.Image, spec: ImageSpec) -> np.ndarray:
+    mode = {None: image.mode, 1: "L", 3: "RGB"}[spec.channels]
+    if image.mode != mode or (spec.size is not None and image.size != (spec.size, spec.size)):
+        spec.converted.add(f"{image.width}x{image.height} {'greyscale' if image.mode == 'L' else 'RGB'}")
+    if image.mode != mode:
+        image = image.convert(mode)
+    if spec.size is not None:
+        box = crop_box(image.width, image.height, spec.crop)
         if box != (0, 0, *image.size):
             image = image.crop(box)
-        if image.size != (fit.size, fit.size):
-            image = image.resize((fit.size, fit.size), RESIZES[fit.resize])
+        if image.size != (spec.size, spec.size):
+            image = image.resize((spec.size, spec.size), FILTERS[spec.resize])
     pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def crop_box(width: int, height: int, crop: Crop) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of what is kept.
+    """(left, top, right, bottom) of the part that is kept.
 
-    CelebA's crops are in pixels of its aligned 178x218 images and scale with copies of another size.
+    CelebA's crops are given in pixels of the aligned 178x218 images, and scaled for copies of another size.
     """
     if crop == "none":
         return 0, 0, width, height
@@ -136,18 +141,18 @@ def crop_box(width: int, height: int, crop: Crop) -> tuple[int, int, int, int]:
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         return left, top, left + side, top + side
-    scale = width / ALIGNED[0]
-    if abs(height - ALIGNED[1] * scale) > 1:
-        raise BadImage(
-            f"crop={crop} is for CelebA's aligned images of {ALIGNED[0]}x{ALIGNED[1]} or that shape, "
-            f"and it has {width}x{height}"
+    scale = width / CELEBA_SIZE[0]
+    if abs(height - CELEBA_SIZE[1] * scale) > 1:
+        raise UnreadableImage(
+            f"crop={crop} is for CelebA's aligned images ({CELEBA_SIZE[0]}x{CELEBA_SIZE[1]}, or scaled), "
+            f"this is {width}x{height}"
         )
-    wanted, center_x, center_y = CROPS[crop]
-    side = round(wanted * scale)
+    crop_side, center_x, center_y = CELEBA_CROPS[crop]
+    side = round(crop_side * scale)
     left, top = int(center_x * scale - side / 2), int(center_y * scale - side / 2)
     return left, top, left + side, top + side
 
 
 def as_rgb(pixels: np.ndarray) -> np.ndarray:
-    """(H, W, 3) of grey or colour bytes."""
+    """(H, W, 3) view of greyscale or RGB pixels."""
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3))

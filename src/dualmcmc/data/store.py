@@ -1,4 +1,4 @@
-"""Images as bytes, wherever they lie: in memory, in a packed file, or a choice of either."""
+"""Image stores: random access to uint8 images in memory, in a packed file, or in parts of either."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ import torch
 from torch import Tensor
 
 
-class Store(ABC):
-    """N images of one shape that can be read in any order, also from several threads."""
+class ImageStore(ABC):
+    """N uint8 images of one shape, readable in any order and from several threads."""
 
     shape: tuple[int, int, int, int]  # N, C, H, W
 
     @property
     @abstractmethod
     def checksum(self) -> str:
-        """Of all pixels and their order, in hexadecimal; the same wherever the images lie."""
+        """Hexadecimal checksum of all pixels in order; the same in memory and in a packed file."""
 
     @abstractmethod
     def read(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Images number `indices` into `out`, (len(indices), C, H, W) bytes."""
+        """Read the images at `indices` into `out`, (len(indices), C, H, W) uint8."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """What all of them take in memory."""
+        """Size of all images in bytes."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def take(self, indices: np.ndarray | Tensor | Sequence[int]) -> Tensor:
-        """Images number `indices`, (len(indices), C, H, W) bytes."""
+        """The images at `indices`, (len(indices), C, H, W) uint8."""
         wanted = np.asarray(indices, dtype=np.int64)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"images {wanted.min()} to {wanted.max()} of {len(self)}")
+            raise IndexError(f"indices {wanted.min()} to {wanted.max()} are out of range for {len(self)} images")
         out = np.empty((len(wanted), *self.shape[1:]), np.uint8)
         self.read(wanted, out)
         return torch.from_numpy(out)
 
     def first(self, count: int) -> Tensor:
-        """The first `count`, or all where there are fewer."""
+        """The first `count` images, or all if there are fewer."""
         return self.take(np.arange(min(count, len(self))))
 
     def tensor(self) -> Tensor:
-        """All of them."""
+        """All images."""
         return self.first(len(self))
 
 
-class Memory(Store):
+class MemoryStore(ImageStore):
     """Images in one tensor."""
 
     def __init__(self, pixels: Tensor) -> None:
@@ -65,31 +65,31 @@ class Memory(Store):
         return hashlib.sha256(self.pixels.numpy().data).hexdigest()
 
     def read(self, indices: np.ndarray, out: np.ndarray) -> None:  # noqa: D102
-        np.take(self.pixels.numpy(), indices, axis=0, out=out, mode="clip")  # clip: writes straight into out
+        np.take(self.pixels.numpy(), indices, axis=0, out=out, mode="clip")  # other modes buffer `out`
 
     def tensor(self) -> Tensor:  # noqa: D102
         return self.pixels
 
 
-class Subset(Store):
-    """Some images of another store."""
+class SubsetStore(ImageStore):
+    """The images of another store at `indices`."""
 
-    def __init__(self, whole: Store, indices: np.ndarray) -> None:
-        self.whole, self.indices = whole, indices.astype(np.int64)
-        self.shape = (len(indices), *whole.shape[1:])
+    def __init__(self, base: ImageStore, indices: np.ndarray) -> None:
+        self.base, self.indices = base, indices.astype(np.int64)
+        self.shape = (len(indices), *base.shape[1:])
 
     @cached_property
     def checksum(self) -> str:  # noqa: D102
-        return hashlib.sha256(self.whole.checksum.encode() + self.indices.tobytes()).hexdigest()
+        return hashlib.sha256(self.base.checksum.encode() + self.indices.tobytes()).hexdigest()
 
     def read(self, indices: np.ndarray, out: np.ndarray) -> None:  # noqa: D102
-        self.whole.read(self.indices[indices], out)
+        self.base.read(self.indices[indices], out)
 
 
-class Joined(Store):
+class ConcatStore(ImageStore):
     """Several stores, one after the other."""
 
-    def __init__(self, parts: Sequence[Store]) -> None:
+    def __init__(self, parts: Sequence[ImageStore]) -> None:
         self.parts = parts
         self.ends = np.cumsum([len(part) for part in parts])
         self.shape = (int(self.ends[-1]), *parts[0].shape[1:])

@@ -1,1 +1,1 @@
-"""Makes iterations durable: the loop, checkpoints, the guard, the moving average, the log."""
+"""Training: the loop, how networks run, states and checkpoints, the divergence guard, the log, several processes."""

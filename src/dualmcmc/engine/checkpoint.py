@@ -1,9 +1,9 @@
-"""Files of weights: safetensors only (nothing in them can run), written atomically, sealed by a checksum.
+"""Checkpoint files: safetensors only (nothing in them is executable), written atomically, with a checksum.
 
-A full state holds all that is needed to go on exactly; a snapshot holds the three networks to sample
-with, and is small. Both carry the run's settings, so either can be read alone.
+A full state contains everything needed to resume exactly; a snapshot contains only the three networks. Both include the
+run's settings, so either can be read alone.
 
-The checksum, in the header, is of the whole file with 64 zeros in its own place: no bit can change unseen.
+The checksum, in the header, covers the whole file with 64 zeros in its own place.
 """
 
 from __future__ import annotations
@@ -20,83 +20,82 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from dualmcmc.errors import CannotWrite, Damaged, UserError, first_line
-from dualmcmc.files import atomic
-from dualmcmc.words import plain
+from dualmcmc.utils.errors import CannotWrite, Damaged, UserError, first_line, sanitize
+from dualmcmc.utils.files import atomic
 
 FORMAT = "dualmcmc"
 VERSION = 2
-BLANK = b"0" * 64  # where the checksum goes
-SEAL = b'"sha256":"'  # what stands before it: no text inside the header can, its quotes are escaped
-LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+PLACEHOLDER = b"0" * 64  # of the checksum
+CHECKSUM_KEY = b'"sha256":"'  # precedes it; no string inside the header contains this, since quotes are escaped
+MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
 
 
 def save(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Named tensors and plain values in one file."""
-    metadata = {"format": FORMAT, "version": str(VERSION), "sha256": BLANK.decode(), "info": json.dumps(info)}
+    """Write named tensors and plain values into one file."""
+    metadata = {"format": FORMAT, "version": str(VERSION), "sha256": PLACEHOLDER.decode(), "info": json.dumps(info)}
     stored = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     with atomic(path) as temporary:
         try:
             safetensors.torch.save_file(stored, temporary, metadata)
-        except safetensors.SafetensorError as error:  # a full disk, in its words
+        except safetensors.SafetensorError as error:  # such as a full disk
             raise CannotWrite(f"cannot write '{path}': {first_line(error).rpartition('error: ')[2]}.") from None
-        seal(temporary)
+        write_checksum(temporary)
 
 
-def seal(path: Path) -> None:
-    """Put the checksum of a file that has none yet into its place."""
+def write_checksum(path: Path) -> None:
+    """Replace the placeholder in a file by its checksum."""
     with open(path, "rb+") as file:
-        place = _seal_place(file)
+        place = _checksum_offset(file)
         checksum = _checksum(file, place)
         file.seek(place)
         file.write(checksum.encode())
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save` wrote, on the CPU; one clear line if the file is anything else, or has changed since."""
+    """Read what `save` wrote, on the CPU; raises `UserError` if the file is anything else or has changed."""
     with _open(path) as file:
-        _check_seal(file, path)
+        _verify_checksum(file, path)
         return {name: file.get_tensor(name) for name in file.keys()}, _check_header(file, path)  # noqa: SIM118
 
 
 def load_info(path: Path) -> dict[str, Any]:
-    """The plain values alone, without reading the tensors."""
+    """Read the plain values only."""
     with _open(path) as file:
         return _check_header(file, path)
 
 
 def verify(path: Path) -> None:
-    """Raise `Damaged` where the file is not as it was written."""
+    """Raise `Damaged` if the file has changed since it was written."""
     with _open(path) as file:
-        _check_seal(file, path)
+        _verify_checksum(file, path)
         _check_header(file, path)
 
 
-def _check_seal(file: Any, path: Path) -> None:
-    """A file without a seal is another program's, or another version's: that is for the header to say."""
+def _verify_checksum(file: Any, path: Path) -> None:
+    """A file without a checksum is another program's or version's, which `_check_header` reports."""
     written = (file.metadata() or {}).get("sha256")
     if written is None:
         return
     with open(path, "rb") as content:
-        if _checksum(content, _seal_place(content)) != written:
-            raise Damaged(f"'{path}' is damaged (its checksum is wrong).")
+        if _checksum(content, _checksum_offset(content)) != written:
+            raise Damaged(f"'{path}' is damaged (wrong checksum).")
 
 
-def _seal_place(file: BinaryIO) -> int:
-    """Where in the file the checksum stands."""
+def _checksum_offset(file: BinaryIO) -> int:
+    """The position of the checksum in the file."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
-    place = file.read(min(length, LONGEST_HEADER)).find(SEAL)
+    place = file.read(min(length, MAX_HEADER)).find(CHECKSUM_KEY)
     if place < 0:
         raise ValueError("its header is damaged")
-    return 8 + place + len(SEAL)
+    return 8 + place + len(CHECKSUM_KEY)
 
 
 def _checksum(file: BinaryIO, place: int) -> str:
-    """Of the whole file, with zeros at `place`."""
+    """SHA-256 of the whole file, with zeros at `place`."""
     file.seek(0)
-    found = hashlib.sha256(file.read(place) + BLANK)
-    file.seek(place + len(BLANK))
+    found = hashlib.sha256(file.read(place) + PLACEHOLDER)
+    file.seek(place + len(PLACEHOLDER))
     while part := file.read(1 << 22):
         found.update(part)
     return found.hexdigest()
@@ -108,9 +107,9 @@ def _open(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except FileNotFoundError:
-        raise UserError(f"there is no file '{path}'.") from None
+        raise UserError(f"file '{path}' does not exist.") from None
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise Damaged(f"'{path}' is broken or no checkpoint ({first_line(error)}).") from None
+        raise Damaged(f"'{path}' is damaged or not a checkpoint ({first_line(error)}).") from None
 
 
 def _check_header(file: Any, path: Path) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def _check_header(file: Any, path: Path) -> dict[str, Any]:
         raise UserError(f"'{path}' was not written by dualmcmc.")
     if metadata.get("version") != str(VERSION):
         raise UserError(
-            f"'{path}' is of format {plain(str(metadata.get('version')))}, this dualmcmc reads {VERSION}: "
+            f"'{path}' has format {sanitize(str(metadata.get('version')))}, this version of dualmcmc reads {VERSION}: "
             "use the version that wrote it."
         )
     try:
@@ -127,40 +126,40 @@ def _check_header(file: Any, path: Path) -> dict[str, Any]:
     except (KeyError, ValueError, RecursionError):
         info = None
     if "sha256" not in metadata or not isinstance(info, dict) or not isinstance(info.get("images"), int):
-        raise Damaged(f"'{path}' is broken (its header is damaged).")
+        raise Damaged(f"'{path}' is damaged (invalid header).")
     return info
 
 
 def with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names moved under `prefix`."""
+    """Tensors with `prefix.` added to their names."""
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors below `prefix`, without it."""
+def strip_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors whose names start with `prefix.`, without it."""
     start = f"{prefix}."
     return {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}
 
 
-def fill(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Load a network's tensors; one clear line if they belong to another network."""
+def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Load a network's tensors; raises `UserError` if they belong to another architecture."""
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
-        raise UserError(f"'{path}' does not fit these networks: {plain(detail, 200)}") from None
+        raise UserError(f"'{path}' does not match its networks: {sanitize(detail, 200)}") from None
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's moments and counters under 'parameter.name'."""
+    """An optimizer's state, named INDEX.NAME."""
     state = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": torch.as_tensor(value) for index, entry in state.items() for name, value in entry.items()
     }
 
 
-def fill_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put `optimizer_tensors` back."""
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load `optimizer_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".", 1)

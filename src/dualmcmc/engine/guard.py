@@ -1,4 +1,4 @@
-"""Notices a run that has left the healthy range."""
+"""Detects divergence, and reduces rates after a rollback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from dualmcmc.config import Config, Guard
-from dualmcmc.errors import Diverged
+from dualmcmc.utils.errors import Diverged
 
 ADVICE = (
     "Try a smaller optim.energy.lr, teaching.x_chain.step_size or teaching.z_chain.step_size, "
@@ -15,33 +15,33 @@ ADVICE = (
 
 
 def check(record: dict[str, float], cfg: Guard) -> None:
-    """Raise where any number is not finite, or the energy gap or the way of a chain is past its bound.
+    """Raise `Diverged` if a statistic is not finite, or the energy gap or a displacement exceeds its limit.
 
-    `record` holds means over a window of iterations, in which one non-finite value shows.
+    `record` contains means over a window of iterations; a single non-finite value makes its mean non-finite.
     """
     for name, value in record.items():
         if not math.isfinite(value):
             raise Diverged(f"{name} is {value}. {ADVICE}")
-    for name, words, bound in (
-        ("energy_gap_max", "the energy gap between samples and data reached", "energy_gap"),
-        ("x_moved", "the x-chain moved images by", "x_moved"),
-        ("z_moved", "the z-chain moved latents by", "z_moved"),
+    for name, what, limit in (
+        ("energy_gap_max", "the energy gap between samples and data", "max_energy_gap"),
+        ("x_displacement_rms", "the displacement of the x-chain", "max_x_displacement"),
+        ("z_displacement_rms", "the displacement of the z-chain", "max_z_displacement"),
     ):
-        if record[name] > getattr(cfg, bound):
-            raise Diverged(f"{words} {record[name]:.4g}, past guard.{bound}={getattr(cfg, bound):g}. {ADVICE}")
+        if record[name] > getattr(cfg, limit):
+            raise Diverged(f"{what} is {record[name]:.4g}, above guard.{limit}={getattr(cfg, limit):g}. {ADVICE}")
 
 
-def gentler(config: Config) -> tuple[Config, dict[str, float]]:
-    """The settings to try after a divergence, and those that are other than before: learning rates and step sizes."""
-    factor, optim, teaching = config.guard.lower, config.optim, config.teaching
-    lowered: dict[str, float] = {}
+def back_off(config: Config) -> tuple[Config, dict[str, float]]:
+    """The settings to continue with after a divergence, and the reduced ones by name."""
+    factor, optim, teaching = config.guard.backoff, config.optim, config.teaching
+    reduced: dict[str, float] = {}
     adams, chains = {}, {}
     for name in ("energy", "generator", "inference"):
         adam = getattr(optim, name)
-        lowered[f"optim.{name}.lr"] = adam.lr * factor
+        reduced[f"optim.{name}.lr"] = adam.lr * factor
         adams[name] = replace(adam, lr=adam.lr * factor)
     for name in ("x_chain", "z_chain"):
         chain = getattr(teaching, name)
-        lowered[f"teaching.{name}.step_size"] = chain.step_size * factor
+        reduced[f"teaching.{name}.step_size"] = chain.step_size * factor
         chains[name] = replace(chain, step_size=chain.step_size * factor)
-    return replace(config, optim=replace(optim, **adams), teaching=replace(teaching, **chains)), lowered
+    return replace(config, optim=replace(optim, **adams), teaching=replace(teaching, **chains)), reduced

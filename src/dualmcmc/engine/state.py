@@ -1,91 +1,124 @@
-"""Everything a run is at one moment, and how it goes to disk and back."""
+"""The complete state of a run at one moment, and how it is saved and restored."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from dualmcmc import rng, settings
-from dualmcmc.config import Adam, Config
-from dualmcmc.crew import ALONE, Crew
+from dualmcmc import config_io, rng
+from dualmcmc.config import Adam, Config, Ema
 from dualmcmc.engine import checkpoint
-from dualmcmc.engine.ema import MovingAverage
-from dualmcmc.engine.folder import RunFolder
-from dualmcmc.errors import Damaged, UserError
-from dualmcmc.methods.dual_mcmc import Optimizers
+from dualmcmc.engine.ddp import convert_sync_batchnorm
+from dualmcmc.engine.distributed import SINGLE_PROCESS, World
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.methods import Optimizers
 from dualmcmc.nets import Trio, build
-from dualmcmc.nets.batchnorm import BatchNorm2d, share_statistics
+from dualmcmc.utils.errors import Damaged, UserError
+
+
+class EMA:
+    """Exponential moving averages of some networks of a trio; `nets` maps a network's name to its averaged copy."""
+
+    def __init__(self, trio: Trio, cfg: Ema) -> None:
+        self.trio, self.cfg = trio, cfg
+        names = (["generator"] + ["energy"] * cfg.energy) if cfg.half_life else []
+        self.nets = nn.ModuleDict(
+            {name: copy.deepcopy(trio.get_submodule(name)).eval().requires_grad_(False) for name in names}
+        )
+        self._weight = next(trio.parameters()).new_zeros(())  # of the current parameters
+
+    def set_decay(self, images: int, batch: int) -> None:
+        """Set the decay for the next update, after `images` images in batches of `batch`."""
+        half_life = min(self.cfg.half_life, self.cfg.rampup * images) if self.cfg.rampup < 1 else self.cfg.half_life
+        self._weight.fill_(1 - (0.5 ** (batch / half_life) if half_life else 0.0))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Average in the current parameters. Works on device tensors only, so a CUDA graph can contain it."""
+        for name, average in self.nets.items():
+            current = self.trio.get_submodule(name)
+            for mean, parameter in zip(average.parameters(), current.parameters(), strict=True):
+                mean.lerp_(parameter, self._weight)
+            for kept, buffer in zip(average.buffers(), current.buffers(), strict=True):
+                kept.copy_(buffer)
+
+    def sampling_trio(self) -> Trio:
+        """The networks to sample with, averaged if there is an average. They share storage with the originals."""
+        averages = dict(self.nets.items())
+        return Trio(**{name: averages.get(name, net) for name, net in self.trio.named_children()})
 
 
 class TrainState:
-    """Networks, optimizers, moving average, random numbers, and how far the run has come.
+    """Networks, optimizers, EMA, random generators and progress; identical on every rank.
 
-    The learning rates and the data order are functions of `images`, so they need no state of their own. Every
-    process of a crew has the same state.
+    Learning rates and data order are functions of `images`, so they need no state of their own.
     """
 
-    def __init__(self, config: Config, device: torch.device, data: str = "", crew: Crew = ALONE) -> None:
-        self.config, self.device, self.data = config, device, data  # data: the fingerprint of the training images
-        self.crew = crew
+    def __init__(self, config: Config, device: torch.device, data: str = "", world: World = SINGLE_PROCESS) -> None:
+        self.config, self.device, self.data = config, device, data  # data: fingerprint of the training images
+        self.world = world
         self.trio = build(config).to(device).train()
-        if crew.world > 1 and config.engine.sync_batchnorm:
-            share_statistics(self.trio)
+        if world.size > 1 and config.engine.sync_batchnorm:
+            convert_sync_batchnorm(self.trio)
         optim = config.optim
         self.optimizers = Optimizers(
             energy=_adam(self.trio.energy, optim.energy),
             generator=_adam(self.trio.generator, optim.generator),
             inference=_adam(self.trio.inference, optim.inference),
         )
-        self.ema = MovingAverage(self.trio, config.ema)
-        rng.seed_globals(rng.derive(config.seed, rng.Stream.GLOBALS))
-        self.rng = rng.generator(rng.derive(config.seed, rng.Stream.METHOD), device)
+        self.ema = EMA(self.trio, config.ema)
+        rng.seed_globals(rng.derive_seed(config.seed, rng.Stream.GLOBALS))
+        self.rng = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.METHOD), device)
         self.iteration = 0
         self.images = 0
-        self.seconds = 0.0  # of training, over all sittings
+        self.seconds = 0.0  # of training, over all sessions
         self.rollbacks = 0  # after divergence
-        self.learning_rates: dict[str, float] = {}  # as they were last set
+        self.learning_rates: dict[str, float] = {}  # as last set
 
     def set_learning_rates(self, epoch: int) -> None:
-        """lr * lr_decay^epoch for each network, less while they rise and fall."""
+        """lr * lr_decay^epoch for each network, times the schedule's factor."""
         train = self.config.train
-        rate = self.config.optim.rate(self.images, train.batch, train.images)
+        factor = self.config.optim.lr_factor(self.images, train.batch, train.images)
         for name, optimizer in self.optimizers._asdict().items():
             cfg: Adam = getattr(self.config.optim, name)
-            now = self.learning_rates[name] = cfg.lr * cfg.lr_decay**epoch * rate
+            lr = self.learning_rates[name] = cfg.lr * cfg.lr_decay**epoch * factor
             for group in optimizer.param_groups:
                 if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(now)
+                    group["lr"].fill_(lr)
                 else:
-                    group["lr"] = now
+                    group["lr"] = lr
 
     def is_finite(self) -> bool:
-        """Whether every number of the networks is."""
+        """Whether all parameters and buffers of the networks are finite."""
         return all(bool(value.isfinite().all()) for value in self.trio.state_dict().values())
 
-    def settle(self) -> None:
-        """Before it is saved, all processes together: average what each has counted by itself, compare the rest."""
-        if self.crew.world == 1:
+    def synchronize(self) -> None:
+        """Before saving, on all ranks: average BatchNorm's running statistics, verify that the rest is identical."""
+        if self.world.size == 1:
             return
         for net in (self.trio, self.ema.nets):
             for module in net.modules():
-                if isinstance(module, BatchNorm2d):
+                if isinstance(module, nn.BatchNorm2d):
                     for statistic in (module.get_buffer("running_mean"), module.get_buffer("running_var")):
-                        self.crew.sum_(statistic).div_(self.crew.world)
+                        self.world.all_reduce_(statistic).div_(self.world.size)
         named = {**self.trio.state_dict(), **self.ema.nets.state_dict(prefix="ema.")}
         sums = torch.stack([value.double().sum() for value in named.values()]).tolist()
-        for rank, others in enumerate(self.crew.gather(sums)):
-            apart = [name for name, mine, other in zip(named, sums, others, strict=True) if mine != other]
-            if apart:
+        for rank, others in enumerate(self.world.all_gather(sums)):
+            different = [name for name, mine, other in zip(named, sums, others, strict=True) if mine != other]
+            if different:
                 raise UserError(
-                    f"processes {self.crew.rank} and {rank} no longer have the same {apart[0]}: nothing is saved. "
-                    "--resume goes on from the last saved state; are all machines and their libraries alike?"
+                    f"ranks {self.world.rank} and {rank} have different values of {different[0]}: nothing was saved. "
+                    "Continue from the last saved state with --resume, and check that all machines have the same "
+                    "hardware and library versions."
                 )
 
     def save(self, path: Path) -> None:
-        """The full state, enough to go on exactly."""
+        """Save the full state, enough to resume exactly."""
         tensors = checkpoint.with_prefix("nets", self.trio.state_dict())
         tensors |= checkpoint.with_prefix("ema", self.ema.nets.state_dict())
         for name, optimizer in self.optimizers._asdict().items():
@@ -96,42 +129,42 @@ class TrainState:
         checkpoint.save(path, tensors, self._info() | plain)
 
     def save_snapshot(self, path: Path) -> None:
-        """The three networks to sample with, averaged where there is an average."""
+        """Save the three networks to sample with, averaged if there is an average."""
         info = self._info() | {"ema": sorted(self.ema.nets.keys())}
         checkpoint.save(path, self.ema.sampling_trio().state_dict(), info)
 
     def load(self, path: Path) -> bool:
-        """Go back to a saved state; False if the noise stream could not be continued (other device)."""
-        tensors, info = self.crew.from_first(lambda: checkpoint.load(path))  # others may not see the folder
-        with self.crew.alike():
-            return self._fill(tensors, info, path)
+        """Restore a saved state; False if its noise stream cannot continue on this type of device."""
+        tensors, info = self.world.on_main(lambda: checkpoint.load(path))  # other ranks may not see the folder
+        with self.world.fail_together():
+            return self._restore(tensors, info, path)
 
-    def _fill(self, tensors: dict[str, torch.Tensor], info: dict[str, Any], path: Path) -> bool:
+    def _restore(self, tensors: dict[str, torch.Tensor], info: dict[str, Any], path: Path) -> bool:
         if "rng" not in info:
-            raise UserError(f"'{path}' is not a full training state (a snapshot cannot be resumed).")
+            raise UserError(f"'{path}' is not a full training state: a snapshot cannot be resumed.")
         if info.get("data") != self.data:
-            raise UserError(f"'{path}' was trained on other images: a run goes on with the data it began with.")
-        checkpoint.fill(self.trio, checkpoint.under("nets", tensors), path)
-        checkpoint.fill(self.ema.nets, checkpoint.under("ema", tensors), path)
+            raise UserError(f"'{path}' was trained on other images: a run must resume on the same data.")
+        checkpoint.load_into(self.trio, checkpoint.strip_prefix("nets", tensors), path)
+        checkpoint.load_into(self.ema.nets, checkpoint.strip_prefix("ema", tensors), path)
         try:
             for name, optimizer in self.optimizers._asdict().items():
-                checkpoint.fill_optimizer(optimizer, checkpoint.under(f"optim.{name}", tensors))
+                checkpoint.load_optimizer(optimizer, checkpoint.strip_prefix(f"optim.{name}", tensors))
             self.iteration, self.images, self.seconds = info["iteration"], info["images"], info["seconds"]
             self.rollbacks = info["rollbacks"]
-            same_noise = rng.restore(self.rng, checkpoint.under("rng", tensors), info["rng"])
+            same_noise = rng.restore(self.rng, checkpoint.strip_prefix("rng", tensors), info["rng"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"'{path}' is damaged ({error}). Delete it to go on from the state before it.") from None
-        if not same_noise:  # a new stream, not the first one again
-            self.rng.manual_seed(rng.derive(self.config.seed, rng.Stream.METHOD, self.images))
+            raise UserError(f"'{path}' is damaged ({error}). Delete it to resume from the previous state.") from None
+        if not same_noise:  # a new stream, not a repetition of the first
+            self.rng.manual_seed(rng.derive_seed(self.config.seed, rng.Stream.METHOD, self.images))
         return same_noise
 
     def _info(self) -> dict[str, Any]:
-        return {"config": settings.to_tree(self.config), "iteration": self.iteration, "images": self.images}
+        return {"config": config_io.to_tree(self.config), "iteration": self.iteration, "images": self.images}
 
 
 def _adam(net: torch.nn.Module, cfg: Adam) -> torch.optim.Adam:
     device = next(net.parameters()).device
-    on_gpu = device.type == "cuda"  # one kernel a network, and nothing of it on the host: a CUDA graph can hold it
+    on_gpu = device.type == "cuda"  # fused and capturable: one kernel per network, nothing on the host
     return torch.optim.Adam(
         net.parameters(),
         lr=torch.tensor(cfg.lr, device=device) if on_gpu else cfg.lr,
@@ -143,8 +176,8 @@ def _adam(net: torch.nn.Module, cfg: Adam) -> torch.optim.Adam:
     )
 
 
-def newest_sound(folder: RunFolder) -> tuple[Path, list[Path]]:
-    """The newest full state that is as it was written; and those after it that are not."""
+def latest_valid_state(folder: RunFolder) -> tuple[Path, list[Path]]:
+    """The newest full state with a correct checksum, and the damaged ones after it."""
     damaged: list[Path] = []
     for path in reversed(folder.saved_states()):
         try:
@@ -155,35 +188,37 @@ def newest_sound(folder: RunFolder) -> tuple[Path, list[Path]]:
         else:
             return path, damaged
     if damaged:
-        raise UserError(f"{reason} No state of the run is sound: it has to be trained anew, with another --out.")
+        raise UserError(f"{reason} All saved states of the run are damaged: train again with another --out.")
     return folder.latest_state(), []
 
 
 def read_config(path: Path) -> Config:
-    """The settings inside a state or snapshot, which are the ones it was trained with."""
-    return settings.from_tree(checkpoint.load_info(path).get("config"), f"'{path}'")
+    """The settings stored in a state or snapshot: those it was trained with."""
+    return config_io.from_stored_tree(checkpoint.load_info(path).get("config"), f"'{path}'")
 
 
-def load_live_trio(path: Path) -> tuple[Config, Trio]:
-    """The networks as trained, without averaging, from a full state."""
+def load_trio_without_ema(path: Path) -> tuple[Config, Trio]:
+    """The networks of a full state as trained, without averaging."""
     config = read_config(path)
     tensors, _ = checkpoint.load(path)
-    return config, build_filled(config, checkpoint.under("nets", tensors), path)
+    return config, build_from_tensors(config, checkpoint.strip_prefix("nets", tensors), path)
 
 
 def check_size(config: Config, path: Path) -> None:
-    """Refuse a small file that asks for huge networks, before they are made."""
-    bare = replace(config, nets=replace(config.nets, spectral_norm=False))  # it adds little, and computes at once
-    with torch.device("meta"):  # sizes without the memory
-        wanted = sum(2 * value.numel() for value in build(bare).state_dict().values())  # float16 is the coarsest
-    held = path.stat().st_size
-    if wanted > held:
-        raise UserError(f"'{path}' does not fit these networks: they take at least {wanted:,} bytes, it has {held:,}.")
+    """Refuse a small file whose config describes huge networks, before they are allocated."""
+    bare = replace(config, nets=replace(config.nets, spectral_norm=False))  # small, but computed at construction
+    with torch.device("meta"):  # shapes without memory
+        needed = sum(2 * value.numel() for value in build(bare).state_dict().values())  # 2 bytes: float16
+    actual = path.stat().st_size
+    if needed > actual:
+        raise UserError(
+            f"'{path}' does not match its networks: they need at least {needed:,} bytes, it has {actual:,}."
+        )
 
 
-def build_filled(config: Config, tensors: dict[str, torch.Tensor], path: Path) -> Trio:
-    """The networks a config asks for, with weights from a file."""
+def build_from_tensors(config: Config, tensors: dict[str, torch.Tensor], path: Path) -> Trio:
+    """The networks of a config, with weights from a file."""
     check_size(config, path)
     trio = build(config)
-    checkpoint.fill(trio, tensors, path)
+    checkpoint.load_into(trio, tensors, path)
     return trio

@@ -1,1 +1,1 @@
-"""Numbers that say how good samples are: arrays in, one number out."""
+"""Metrics of images and samples: tensors in, numbers out."""

@@ -1,4 +1,4 @@
-"""The three networks: plain torch modules that know nothing of learning."""
+"""The three networks: plain torch modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dualmcmc.config import Config
-from dualmcmc.nets.blocks import add_spectral_norm, initialise
+from dualmcmc.nets.blocks import add_spectral_norm, initialize
 from dualmcmc.nets.energy import ResnetEnergy, SimpleEnergy
 from dualmcmc.nets.generator import ResnetGenerator, SimpleGenerator
 from dualmcmc.nets.inference import ConvInference, Gaussian
@@ -15,7 +15,7 @@ __all__ = ["Gaussian", "Trio", "build", "parameter_counts"]
 
 
 class Trio(nn.Module):
-    """The three networks learned together; any modules of these shapes will do.
+    """The three networks trained together. Any modules with these signatures will do.
 
     energy: (B, ...) -> (B,), E(x) = -f(x). generator: (B, d) -> (B, ...), g(z).
     inference: (B, ...) -> (mean, log_var), (B, d) each.
@@ -27,10 +27,10 @@ class Trio(nn.Module):
 
 
 def build(config: Config) -> Trio:
-    """The networks a config asks for, with weights fixed by its seed."""
+    """The networks of a config, initialised from its seed."""
     nets, data, latent_dim = config.nets, config.data, config.teaching.latent_dim
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would reach the GPU's too
+        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also seed the GPU's generators
         energy: nn.Module
         generator: nn.Module
         if nets.kind == "simple":
@@ -41,12 +41,12 @@ def build(config: Config) -> Trio:
             generator = ResnetGenerator(data.size, data.channels, nets.generator_width, latent_dim)
         inference = ConvInference(data.size, data.channels, nets.inference_width, latent_dim)
         for net in (energy, generator, inference):
-            initialise(net, nets.batchnorm_gain)
+            initialize(net, nets.batchnorm_gain)
         if nets.spectral_norm:
             add_spectral_norm(energy)
     return Trio(energy, generator, inference)
 
 
 def parameter_counts(trio: Trio) -> dict[str, int]:
-    """Learned numbers of each network."""
+    """Trainable parameters of each network."""
     return {name: sum(p.numel() for p in net.parameters()) for name, net in trio.named_children()}

@@ -1,4 +1,4 @@
-"""The energy E(x) = -f_alpha(x) of the EBM pi(x) ~ exp(f_alpha(x)) (eq:ebm)."""
+"""The energy E(x) = -f_alpha(x) of the EBM pi(x) ~ exp(f_alpha(x)), Eq. 1."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualmcmc.config import stages
-from dualmcmc.nets.blocks import Conv2d, DownBlock, resnet_widths
+from dualmcmc.nets.blocks import DownBlock, resnet_widths
+from dualmcmc.utils.geometry import downsampling_stages
 
 
 class SimpleEnergy(nn.Module):
-    """Plain convolutions: conv3, a stride-2 conv4 and `depth` - 1 conv3 a halving, a hidden layer.
+    """Plain convolutions: conv3; per halving a stride-2 conv4 and `depth` - 1 conv3; one hidden linear layer.
 
-    2 M at 32x32 with width 64 and depth 1, or 48 and 2.
+    2 M parameters at 32x32 with width 64 and depth 1, or width 48 and depth 2.
     """
 
     def __init__(self, size: int, channels: int, width: int, depth: int = 1) -> None:
         super().__init__()
-        base, count = stages(size)
+        base, count = downsampling_stages(size)
         widths = [min(width << level, 4 * width) for level in range(count + 1)]
-        layers: list[nn.Module] = [Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
-        for inside, outside in pairwise(widths):
-            layers += [Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        for in_channels, out_channels in pairwise(widths):
+            layers += [nn.Conv2d(in_channels, out_channels, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
             for _ in range(depth - 1):
-                layers += [Conv2d(outside, outside, 3, padding=1), nn.LeakyReLU(0.2)]
+                layers += [nn.Conv2d(out_channels, out_channels, 3, padding=1), nn.LeakyReLU(0.2)]
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.hidden = nn.Linear(widths[-1] * base * base, width)
         self.out = nn.Linear(width, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images -> (B,) energies."""
-        return self.out(F.leaky_relu(self.hidden(self.features(x).to(x.dtype)), 0.2)).flatten()
+        h = self.features(x).to(x.dtype)  # convolutions may run in bfloat16
+        return self.out(F.leaky_relu(self.hidden(h), 0.2)).flatten()
 
 
 class ResnetEnergy(nn.Module):
-    """Residual blocks of width nef, mean over space, linear to 1, no biases. 16 M at 32x32, nef 512."""
+    """Residual blocks of width nef, spatial mean, linear to 1, no biases. 16 M parameters at 32x32 with nef 512."""
 
     def __init__(self, size: int, channels: int, nef: int) -> None:
         super().__init__()
         widths = resnet_widths(size, nef)[::-1]
-        if size <= 32:  # two blocks that halve the map, two that keep it
+        if size <= 32:  # two blocks that halve the map, two that keep its size
             blocks = [DownBlock(channels, nef, down=True, first=True), DownBlock(nef, nef, down=True)]
             blocks += [DownBlock(nef, nef, down=False) for _ in range(2)]
         else:  # halve down to 2x2

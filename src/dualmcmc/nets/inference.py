@@ -8,20 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualmcmc.config import stages
-from dualmcmc.nets.blocks import Conv2d
-from dualmcmc.rng import Source, gaussian_like
+from dualmcmc.rng import RandomSource, randn_like
+from dualmcmc.utils.geometry import downsampling_stages
 
 
 class Gaussian(NamedTuple):
-    """N(mean, diag exp(log_var)), one a sample: both (B, d)."""
+    """N(mean, diag exp(log_var)), one per sample; both (B, d)."""
 
     mean: Tensor
     log_var: Tensor
 
-    def sample(self, rng: Source = None) -> Tensor:
-        """A draw, (B, d)."""
-        return self.mean + torch.exp(0.5 * self.log_var) * gaussian_like(self.mean, rng)
+    def sample(self, rng: RandomSource = None) -> Tensor:
+        """One sample each, (B, d)."""
+        return self.mean + torch.exp(0.5 * self.log_var) * randn_like(self.mean, rng)
 
     def nll(self, z: Tensor) -> Tensor:
         """-log q(z|x) without the constant (d/2) log 2 pi, (B,)."""
@@ -29,21 +28,21 @@ class Gaussian(NamedTuple):
 
 
 class ConvInference(nn.Module):
-    """conv3, one stride-2 conv4 a halving (channels double up to 1024), heads for mean and log-variance.
+    """conv3, one stride-2 conv4 per halving (channels double up to 1024), heads for mean and log-variance.
 
-    Both kinds use it: 5 M at 32x32 with width 64 (simple), 15 M with width 128 (resnet).
+    Used by both kinds: 5 M parameters at 32x32 with width 64 (simple), 15 M with width 128 (resnet).
     """
 
     def __init__(self, size: int, channels: int, width: int, latent_dim: int) -> None:
         super().__init__()
-        base, count = stages(size)
+        base, count = downsampling_stages(size)
         widths = [min(width << level, max(1024, width)) for level in range(count + 1)]
-        layers: list[nn.Module] = [Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
-        for inside, outside in pairwise(widths):
-            layers += [Conv2d(inside, outside, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        for in_channels, out_channels in pairwise(widths):
+            layers += [nn.Conv2d(in_channels, out_channels, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
         self.features = nn.Sequential(*layers)
-        self.mean = Conv2d(widths[-1], latent_dim, base)
-        self.log_var = Conv2d(widths[-1], latent_dim, base)
+        self.mean = nn.Conv2d(widths[-1], latent_dim, base)
+        self.log_var = nn.Conv2d(widths[-1], latent_dim, base)
 
     def forward(self, x: Tensor) -> Gaussian:
         """(B, C, H, W) images -> mean and log-variance, (B, d) each."""

@@ -1,1 +1,1 @@
-"""One self-contained HTML page a run."""
+"""A report on a run: one self-contained HTML page."""

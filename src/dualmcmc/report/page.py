@@ -1,30 +1,57 @@
-"""The page itself: plain HTML with its pictures inside."""
+"""The report on a run: freshly measured metrics, recorded results, samples, both chains, curves, settings."""
 
 from __future__ import annotations
 
+import base64
 import html
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dualmcmc import __version__, data, settings
-from dualmcmc.engine import journal
-from dualmcmc.engine.folder import RunFolder
-from dualmcmc.errors import UserError
-from dualmcmc.files import write_text
+import torch
+from torch import Tensor
+
+from dualmcmc import __version__, config_io, data
+from dualmcmc.data.store import MemoryStore
+from dualmcmc.engine.log import read_log
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.health.history import parse_number
+from dualmcmc.metrics.fid import pixel_frechet_distance
 from dualmcmc.nets import parameter_counts
-from dualmcmc.pictures import before_and_after
-from dualmcmc.report import figures
-from dualmcmc.report.history import number
-from dualmcmc.report.measured import measured
+from dualmcmc.report.curves import plot_log
 from dualmcmc.tasks import record
-from dualmcmc.tasks.revise import Film, film_x, film_z
-from dualmcmc.tasks.run import Run, load
-from dualmcmc.tasks.summary import summarise
-from dualmcmc.words import plain
+from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
+from dualmcmc.tasks.reconstruct import reconstruct
+from dualmcmc.tasks.run import Run, load, require_finite
+from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.files import write_text
+from dualmcmc.utils.images import before_and_after, encode_png, to_uint8
 
-ROWS = 6  # samples in a film strip
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a browser runs no script on this page
+LABELS = {
+    "fd_pixels_generator": "Fréchet distance (pixels) to held-out images: generator samples",
+    "fd_pixels_revised": "… EBM-revised samples",
+    "fd_pixels_real": "… real training images, for comparison",
+    "mse_inference": "reconstruction MSE in [−1, 1]: inference alone",
+    "mse_revised": "… inference + z-chain",
+}
+TASK_TITLES = {
+    "evaluate": "Evaluation",
+    "reconstruct": "Reconstruction",
+    "inpaint": "Inpainting",
+    "outliers": "Outliers",
+    "revise": "MCMC revision",
+    "interpolate": "Interpolation",
+    "sample": "Sampling",
+    "long-chains": "Long chains",
+}
+PROVENANCE = {"seed": "seed", "commit": "commit", "device": "on", "torch": "torch", "seconds": "seconds"}
+MAX_RESULTS = 20  # per task, the newest
+MAX_DEPTH = 8  # of nested results: no task exceeds it, but a file may contain anything
+MAX_PIXELS = 1024  # values per image: a larger pixel covariance says little and costs much
+MAX_IMAGES = 10_000  # for the Fréchet distances and the reconstruction errors
+PREVIEW_COUNT, PREVIEW_COLUMNS, FILM_ROWS = 64, 8, 6
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # the browser runs no script on this page
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1f2937;max-width:1100px;margin:2rem auto;padding:0 1rem;background:#fff}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #e5e7eb;padding-bottom:.2rem}
@@ -35,65 +62,72 @@ pre{background:#f9fafb;padding:1rem;overflow-x:auto;font-size:12.5px}
 .film img{image-rendering:pixelated}
 """
 
-WORDS = {
-    "fd_pixels_generator": "Fréchet distance (pixels) to held-out images: generator samples",
-    "fd_pixels_revised": "… EBM-revised samples",
-    "fd_pixels_real": "… real training images (as good as it gets)",
-    "mse_inference": "reconstruction MSE in [−1, 1]: inference alone",
-    "mse_revised": "… inference + z-chain",
-}
-
 
 def write_report(
     folder: RunFolder, device: str = "auto", out: Path | None = None, ema: bool = True, seed: int = 0
 ) -> tuple[Path, dict[str, Any]]:
-    """Measure a run, write its page; returns where it is and the numbers on it.
+    """Measure a run and write its page: the path, and the metrics on it.
 
-    A run whose data are not here any more gets a page without what needs them.
+    If the run's data are no longer available, the page omits what needs them.
     """
-    run = load(folder.root, device, ema, seed)
-    images: data.Images | None = None
+    run, log = load(folder.root, device, ema, seed), read_log(folder.log)
+    images: data.DataSplits | None = None
     numbers: dict[str, Any] = {}
     try:
         images = data.load(run.config.data)
     except UserError as error:
         numbers["measured_on"] = f"no images: {error}"
-        begun = [entry["data"] for entry in journal.read(folder.log) if isinstance(entry.get("data"), dict)]
-        if begun:
-            numbers["data"] = begun[-1]  # as it was noted when the run began
+        logged = [entry["data"] for entry in log if isinstance(entry.get("data"), dict)]
+        if logged:
+            numbers["data"] = logged[-1]
     if images is not None:
-        numbers |= summarise(run, images)
-    page = _page(folder, run, images, numbers)
+        numbers |= summarize(run, images)
+    page = _page(folder, run, log, images, numbers)
     path = out or folder.report
-    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # half characters, as JSON can have them
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # JSON may contain lone surrogates
     return path, numbers
 
 
-def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict[str, Any]) -> str:
-    log = journal.read(folder.log)
-    start = run.sample(64, steps=0)
-    both = before_and_after(start, run.revise_x(start), 8)
-    x = film_x(run)
+def summarize(run: Run, images: data.DataSplits) -> dict[str, Any]:
+    """Fréchet distances to held-out images in pixel space, and reconstruction errors.
+
+    As many samples as real training images are used, so that their distances are comparable. A run without held-out
+    images is measured on its training images, and `measured_on` says so.
+    """
+    store, kind = images.test_or_train()
+    test = store.first(MAX_IMAGES)
+    numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": data.describe(run.config.data, images)}
+    if test[0].numel() <= MAX_PIXELS and len(test) > 1 and kind == "held-out images":
+        n = min(len(images.train), MAX_IMAGES)
+        start = run.sample(n, steps=0)
+        revised = require_finite(run.revise_x(start))
+        order = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))
+        real = images.train.take(order[:n])
+        numbers["samples"] = n
+        numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
+        numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
+        numbers["fd_pixels_real"] = pixel_frechet_distance(real, test)
+    result = reconstruct(run, MemoryStore(test))
+    numbers["mse_inference"] = result.inference["mse"]
+    numbers["mse_revised"] = result.revised["mse"]
+    numbers["z_steps"] = result.steps
+    return numbers
+
+
+def _page(
+    folder: RunFolder, run: Run, log: list[dict[str, Any]], images: data.DataSplits | None, numbers: dict[str, Any]
+) -> str:
     name = html.escape(folder.root.resolve().name)
-    description = html.escape(run.config.description)
     sections = [
-        f"<h1>{name}</h1><p>{description}</p>",
-        "<h2>Numbers</h2>"
-        + _table([(WORDS[key], f"{numbers[key]:.4g}") for key in WORDS if key in numbers])
-        + f"<p>Measured on {html.escape(str(numbers['measured_on']))}"
-        + (f", with {numbers['samples']:,} samples" if "samples" in numbers else "")
-        + f".{html.escape(_data_in_words(numbers))}</p>",
-        measured(record.read_all(record.folder_for(folder.root))),
-        "<h2>Samples</h2>"
-        + _figure(figures.picture(both), "Left: generator. Right: the same, revised by the x-chain.", "film"),
-        "<h2>MCMC revision on x</h2>"
-        + _film(
-            x, f"From generator samples (left) along {run.config.sampling_chain.steps} steps on the energy.", "energy"
-        ),
+        f"<h1>{name}</h1><p>{html.escape(run.config.description)}</p>",
+        _metrics_section(numbers),
+        results_section(record.read_all(record.folder_for(folder.root))),
+        _samples_section(run),
+        _x_section(run),
         _z_section(run, images) if images is not None else "",
-        "<h2>Curves</h2>" + _figure(figures.curves(log), "Means over each stretch of the log."),
+        "<h2>Curves</h2>" + _figure(plot_log(log), "Means over each log interval."),
         "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),
-        f"<h2>Settings</h2><pre>{html.escape(settings.render(run.config))}</pre>",
+        f"<h2>Settings</h2><pre>{html.escape(config_io.render(run.config))}</pre>",
         f"<p><small>dualmcmc {__version__}</small></p>",
     ]
     return (
@@ -103,61 +137,128 @@ def _page(folder: RunFolder, run: Run, images: data.Images | None, numbers: dict
     )
 
 
-def _data_in_words(numbers: dict[str, Any]) -> str:
-    """What the images are: a crop or a resize changes every number."""
-    if "data" not in numbers:
+def _metrics_section(numbers: dict[str, Any]) -> str:
+    rows = [(label, f"{numbers[key]:.4g}") for key, label in LABELS.items() if key in numbers]
+    samples = f", with {numbers['samples']:,} samples" if "samples" in numbers else ""
+    text = f"Measured on {numbers['measured_on']}{samples}.{_format_data(numbers.get('data'))}"
+    return f"<h2>Metrics</h2>{_table(rows)}<p>{html.escape(text)}</p>"
+
+
+def _format_data(described: dict[str, Any] | None) -> str:
+    """The training images and how they were prepared: crop and resize change every metric."""
+    if described is None:
         return ""
     names = ("source", "split", "images", "size", "crop", "resize", "checksum")
-    d = {name: plain(str(numbers["data"].get(name))) for name in names}  # of a log that anyone may have written
-    if type(numbers["data"].get("images")) is int and len(d["images"]) < 20:
-        d["images"] = f"{numbers['data']['images']:,}"
+    d = {name: sanitize(str(described.get(name))) for name in names}  # may come from an untrusted log
+    if type(described.get("images")) is int and len(d["images"]) < 20:
+        d["images"] = f"{described['images']:,}"
     return (
         f" Trained on {d['source']} ({d['split']}, {d['images']} images, "
         f"{d['size']}x{d['size']}, crop {d['crop']}, resize {d['resize']}, checksum {d['checksum']})."
     )
 
 
-def _z_section(run: Run, images: data.Images) -> str:
-    store, what = images.held_out()
+def results_section(entries: list[dict[str, Any]]) -> str:
+    """A table of recorded results per task, the newest first; empty if there are none."""
+    tables = []
+    for task, title in TASK_TITLES.items():
+        rows = [_result_row(entry) for entry in entries if entry["task"] == task][-MAX_RESULTS:]
+        if rows:
+            head = "<tr><th>result</th><th>details</th></tr>"
+            tables.append(f"<h3>{title}</h3><table>{head}{''.join(reversed(rows))}</table>")
+    return f"<h2>Recorded results</h2>{''.join(tables)}" if tables else ""
+
+
+def _result_row(entry: dict[str, Any]) -> str:
+    """One recorded result as HTML. Nothing in the entry is trusted."""
+    values = "<br>".join(f"{_escape(name)} <b>{_escape(value)}</b>" for name, value in _flatten(entry["numbers"]))
+    skipped = entry.get("skipped")
+    for name, reason in skipped.items() if isinstance(skipped, dict) else ():
+        values += f"<br><small>{_escape(name)} skipped: {_escape(reason)}</small>"
+    details = [f"<code>{_escape(entry.get('command'))}</code>", _escape(entry["time"])]
+    if entry.get("samples"):
+        details.append(f"{_escape(entry['samples'])} samples")
+    chain = entry.get("x_chain")
+    if isinstance(chain, dict):
+        details.append(_escape(f"x-chain: {chain.get('steps')} steps of size {chain.get('step_size')}"))
+    details += [f"{label} {_escape(entry[key])}" for key, label in PROVENANCE.items() if entry.get(key) is not None]
+    described = entry.get("data")
+    if isinstance(described, dict):
+        details.append(f"data {_escape(described.get('source'))} {_escape(described.get('checksum'))}")
+    return f"<tr><td>{values}</td><td><small>{'<br>'.join(details)}</small></td></tr>"
+
+
+def _flatten(numbers: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Nested numbers as (name, value); a list by its first and last value."""
+    for key, value in numbers.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            yield from _flatten(value, f"{name} ", depth + 1)
+        elif isinstance(value, list):
+            if value:
+                yield name, f"{_format_number(value[0])} to {_format_number(value[-1])}"
+        else:
+            yield name, _format_number(value)
+
+
+def _format_number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _samples_section(run: Run) -> str:
+    start = run.sample(PREVIEW_COUNT, steps=0)
+    picture = before_and_after(start, run.revise_x(start), PREVIEW_COLUMNS)
+    return "<h2>Samples</h2>" + _figure(
+        picture, "Left: generator samples. Right: the same, revised by the x-chain.", "film"
+    )
+
+
+def _x_section(run: Run) -> str:
+    steps = run.config.sampling_chain.steps
+    caption = f"Generator samples (left), revised by {steps} Langevin steps on the energy."
+    return "<h2>MCMC revision on x</h2>" + _film(trace_x(run), caption, "energy")
+
+
+def _z_section(run: Run, images: data.DataSplits) -> str:
+    store, kind = images.test_or_train()
     steps = run.config.teaching.z_chain.steps
-    caption = f"From inference alone (left) along {steps} steps on the posterior; rightmost the {what}."
-    return "<h2>MCMC revision on z</h2>" + _film(film_z(run, store.first(64)), caption, "MSE")
+    caption = f"Inference alone (left), revised by {steps} Langevin steps on the posterior; rightmost: the {kind}."
+    return "<h2>MCMC revision on z</h2>" + _film(trace_z(run, store.first(PREVIEW_COUNT)), caption, "MSE")
 
 
-def _film(film: Film, caption: str, value: str) -> str:
+def _film(film: ChainFilm, caption: str, value: str) -> str:
     means = film.means()
     ends = f"Mean {value} {means[0]:.4g} at the start, {means[-1]:.4g} at the end."
-    return _figure(figures.picture(film.strip(ROWS)), caption, "film") + _figure(figures.picture(film.profile()), ends)
+    return _figure(film.strip(FILM_ROWS), caption, "film") + _figure(film.profile(), ends)
 
 
 def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
-    begun = [entry for entry in log if entry.get("kind") in ("start", "resume")]
-    trained = [entry for entry in log if entry.get("kind") == "train"]
-    both = [(_sane(entry.get("seconds")), _sane(entry.get("iteration"))) for entry in trained]
-    lines = [(seconds, iterations) for seconds, iterations in both if seconds is not None and iterations]
-    rows = [(f"parameters of the {net}", f"{count:,}") for net, count in parameter_counts(run.trio).items()]
+    rows = [(f"parameters of the {net} network", f"{count:,}") for net, count in parameter_counts(run.trio).items()]
     rows.append(("images trained on", f"{run.images:,}"))
-    if begun:
-        device, torch = plain(str(begun[-1].get("device"))), plain(str(begun[-1].get("torch")))
-        rows.append(("device", f"{device}, torch {torch}"))
-        rows.append(("sittings", str(len(begun))))
-    if lines:
-        seconds, iterations = lines[-1]
+    sessions = [entry for entry in log if entry.get("kind") in ("start", "resume")]
+    if sessions:
+        device, version = (sanitize(str(sessions[-1].get(key))) for key in ("device", "torch"))
+        rows += [("device", f"{device}, torch {version}"), ("sessions", str(len(sessions)))]
+    lines = [entry for entry in log if entry.get("kind") == "train"]
+    times = [(_plausible(line.get("seconds")), _plausible(line.get("iteration"))) for line in lines]
+    valid = [(seconds, iterations) for seconds, iterations in times if seconds is not None and iterations]
+    if valid:
+        seconds, iterations = valid[-1]
         rows += [
             ("iterations", f"{iterations:,.0f}"),
             ("training time", f"{seconds / 60:.1f} min"),
-            ("per iteration", f"{1000 * seconds / iterations:.1f} ms"),
+            ("time per iteration", f"{1000 * seconds / iterations:.1f} ms"),
         ]
-    saves = [spent for entry in log if entry.get("kind") == "save" and (spent := _sane(entry.get("seconds")))]
+    saves = [spent for entry in log if entry.get("kind") == "save" and (spent := _plausible(entry.get("seconds")))]
     if saves:
-        rows.append(("per save", f"{1000 * sum(saves) / len(saves):.0f} ms"))
+        rows.append(("time per save", f"{1000 * sum(saves) / len(saves):.0f} ms"))
     return rows
 
 
-def _sane(value: Any) -> float | None:
-    """A number of the log that can be counted with."""
-    found = number(value)
-    return found if found is not None and 0 <= found < 1e15 else None
+def _plausible(value: Any) -> float | None:
+    """A logged number from 0 to 1e15; None for anything else."""
+    number = parse_number(value)
+    return number if number is not None and 0 <= number < 1e15 else None
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
@@ -165,7 +266,13 @@ def _table(rows: list[tuple[str, str]]) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
-def _figure(address: str, caption: str, kind: str = "") -> str:
+def _figure(picture: Tensor, caption: str, css_class: str = "") -> str:
+    """A (C, h, w) uint8 picture, embedded in the page."""
+    url = f"data:image/png;base64,{base64.b64encode(encode_png(picture)).decode()}"
     return (
-        f'<figure class="{kind}"><img src="{address}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>'
+        f'<figure class="{css_class}"><img src="{url}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>'
     )
+
+
+def _escape(value: Any) -> str:
+    return html.escape(str(value))

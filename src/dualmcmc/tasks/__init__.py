@@ -1,5 +1,1 @@
-"""From a trained run to pictures and numbers."""
-
-from dualmcmc.tasks.inputs import images_for
-
-__all__ = ["images_for"]
+"""What a trained run can do: sample, reconstruct, interpolate, inpaint, detect outliers, and be measured."""

@@ -1,7 +1,6 @@
-"""The numbers of the paper for a trained run: FID and its kin on samples, MSE, PSNR and SSIM on reconstructions.
+"""The paper's metrics of a trained run: FID and others of samples, MSE, PSNR and SSIM of reconstructions.
 
-FID is of samples rounded to bytes, against all training images; of generator samples and of the same
-after the x-chain.
+FID compares all training images with samples rounded to uint8: generator samples, and the same after the x-chain.
 """
 
 from __future__ import annotations
@@ -15,47 +14,48 @@ import torch
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.errors import UserError, nearest
-from dualmcmc.metrics.features import Features, load_features
-from dualmcmc.metrics.frechet import frechet_distance
-from dualmcmc.metrics.kernel import inception_score, kernel_distance, precision_recall
-from dualmcmc.pictures import to_uint8
-from dualmcmc.progress import Watch, quiet
+from dualmcmc.metrics.fid import frechet_distance
+from dualmcmc.metrics.inception import FeatureExtractor
+from dualmcmc.metrics.quality import inception_score, kid, precision_recall
+from dualmcmc.tasks.fid import FeatureSet, load_features, reference_features
+from dualmcmc.tasks.inputs import check_no_image_overrides
 from dualmcmc.tasks.reconstruct import compare_starts
-from dualmcmc.tasks.reference import FeatureSet, reference
-from dualmcmc.tasks.run import Run, finite
+from dualmcmc.tasks.run import Run, require_finite
+from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.images import to_uint8
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-OF_SAMPLES = ("fid", "is", "kid", "precision", "recall")
-OF_RECONSTRUCTIONS = ("mse", "psnr", "ssim")
-METRICS = (*OF_SAMPLES, *OF_RECONSTRUCTIONS)
+SAMPLE_METRICS = ("fid", "is", "kid", "precision", "recall")
+RECONSTRUCTION_METRICS = {"mse": ("mse", "mse_0_to_1"), "psnr": ("psnr_db",), "ssim": ("ssim",)}  # and their results
+METRICS = (*SAMPLE_METRICS, *RECONSTRUCTION_METRICS)
 DEFAULT = ("fid", "is", "mse", "psnr", "ssim")
 NO_CLASSIFIER = (
-    "the Inception Score needs the classifier, which these weights do not have: "
-    "'dualmcmc data fetch inception --source official' gets those that do"
+    "the Inception Score needs the classifier, which these weights do not include: "
+    "'dualmcmc data fetch inception --source official' downloads those that do"
 )
 
 
 @dataclass
 class Evaluation:
-    """Numbers of generator samples, of EBM samples and of reconstructions; what was left out, and why."""
+    """Metrics of generator samples, EBM samples and reconstructions; metrics that were skipped, with the reason."""
 
     generator: dict[str, float] = field(default_factory=dict)
     ebm: dict[str, float] = field(default_factory=dict)
     reconstruction: dict[str, dict[str, float]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    reference_cached: bool | None = None  # whether the training images' statistics were known already
+    skipped: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by part
+    reference_cached: bool | None = None  # whether the training images' statistics came from the cache
 
     def numbers(self) -> dict[str, Any]:
-        """All of them, as they are recorded."""
+        """All metrics, as they are saved."""
         return {"generator": self.generator, "ebm": self.ebm, "reconstruction": self.reconstruction}
 
 
 def check_metrics(names: Sequence[str]) -> list[str]:
-    """Names of metrics that are known, each once."""
+    """`names` without duplicates, if they are metrics."""
     for name in names:
         if name not in METRICS:
-            raise UserError(f"there is no metric '{name}': use {', '.join(METRICS)}.{nearest(name, METRICS)}")
+            raise UserError(f"unknown metric '{name}': use {', '.join(METRICS)}.{nearest(name, METRICS)}")
     return list(dict.fromkeys(names))
 
 
@@ -63,116 +63,115 @@ def evaluate(
     run: Run,
     metrics: Sequence[str] = DEFAULT,
     samples: int = 50_000,
-    images: data.Images | None = None,
-    features: Features | None = None,
-    watch: Watch = quiet,
+    images: data.DataSplits | None = None,
+    features: FeatureExtractor | None = None,
+    progress: ProgressFactory = no_progress,
 ) -> Evaluation:
-    """Measure a run. `images`: None for its own; `features`: None for FID's network as it was fetched.
+    """Measure a run. `images`: its own if None; `features`: FID's network from the cache folder if None.
 
-    Memory does not grow with the samples, but for KID, precision, recall and IS, which need all features. The processes
-    of the run's crew share the work, and all have the result.
+    Memory does not grow with the number of samples, except for KID, precision, recall and IS, which need all features.
+    The processes of `run.world` share the work, and all get the result.
     """
     wanted = check_metrics(metrics)
     if samples < 2:
-        raise UserError(f"--samples must be at least 2, not {samples}.")
-    run.check_alike()
+        raise UserError(f"-n must be at least 2, not {samples}.")
+    check_no_image_overrides(run)
+    run.check_same_weights()
     result = Evaluation()
-    of_samples = [name for name in wanted if name in OF_SAMPLES]
-    if of_samples:
+    sample_metrics = [name for name in wanted if name in SAMPLE_METRICS]
+    if sample_metrics:
         features = features or load_features(device=run.device)
-    images = images or data.load(run.config.data, watch)
-    if "is" in of_samples and features is not None and not features.has_classifier:
-        result.left_out["is"] = NO_CLASSIFIER
-        of_samples.remove("is")
-    if of_samples and features is not None:
-        _measure_samples(result, run, images, of_samples, samples, features, watch)
-    of_reconstructions = {name for name in wanted if name in OF_RECONSTRUCTIONS}
-    if of_reconstructions:
-        begun = time.monotonic()
-        found = compare_starts(run, images.held_out()[0], watch)
-        for start, numbers in found.items():  # mse_unit is mse on another scale
-            result.reconstruction[start] = {
-                name: value for name, value in numbers.items() if name.removesuffix("_unit") in of_reconstructions
+    images = images or data.load(run.trained_data, progress)
+    if "is" in sample_metrics and features is not None and not features.has_classifier:
+        result.skipped["is"] = NO_CLASSIFIER
+        sample_metrics.remove("is")
+    if sample_metrics and features is not None:
+        _measure_samples(result, run, images, sample_metrics, samples, features, progress)
+    reconstruction_names = [key for name in wanted for key in RECONSTRUCTION_METRICS.get(name, ())]
+    if reconstruction_names:
+        start = time.monotonic()
+        for kind, numbers in compare_starts(run, images.test_or_train()[0], progress).items():
+            result.reconstruction[kind] = {
+                name: value for name, value in numbers.items() if name in reconstruction_names
             }
-        result.seconds["reconstruction"] = time.monotonic() - begun
+        result.seconds["reconstruction"] = time.monotonic() - start
     if not (result.generator or result.reconstruction):
-        raise UserError("nothing is left to measure: " + "; ".join(result.left_out.values()) + ".")
+        raise UserError("nothing to measure: " + "; ".join(result.skipped.values()) + ".")
     return result
 
 
 def _measure_samples(
     result: Evaluation,
     run: Run,
-    images: data.Images,
+    images: data.DataSplits,
     metrics: Sequence[str],
     count: int,
-    features: Features,
-    watch: Watch,
+    features: FeatureExtractor,
+    progress: ProgressFactory,
 ) -> None:
-    begun = time.monotonic()
-    whole = bool({"kid", "precision", "recall"} & set(metrics))  # what needs all features of the real images
-    what = data.describe(run.config.data, images)
-    real, result.reference_cached = reference(images.train, what, features, whole, watch, run.crew)
-    result.seconds["reference"] = time.monotonic() - begun
-    drawn = sample_features(run, count, features, whole or "is" in metrics, watch, result.seconds)
-    begun = time.monotonic()
-    result.generator, result.ebm = (_numbers(part, real, metrics, features, run.seed) for part in drawn)
-    result.seconds["numbers"] = time.monotonic() - begun
+    start = time.monotonic()
+    keep_real = bool({"kid", "precision", "recall"} & set(metrics))  # these need all features of the real images
+    what = data.describe(run.trained_data, images)
+    real, result.reference_cached = reference_features(images.train, what, features, keep_real, progress, run.world)
+    result.seconds["reference"] = time.monotonic() - start
+    sampled = sample_features(run, count, features, keep_real or "is" in metrics, progress, result.seconds)
+    start = time.monotonic()
+    result.generator, result.ebm = (_metrics(part, real, metrics, features, run.seed) for part in sampled)
+    result.seconds["numbers"] = time.monotonic() - start
 
 
 def sample_features(
     run: Run,
     count: int,
-    features: Features,
+    features: FeatureExtractor,
     keep: bool = False,
-    watch: Watch = quiet,
+    progress: ProgressFactory = no_progress,
     seconds: dict[str, float] | None = None,
 ) -> tuple[FeatureSet, FeatureSet]:
-    """Features of generator samples and of the same after the x-chain, both rounded to bytes.
+    """Features of generator samples and of the same after the x-chain, both rounded to uint8.
 
-    `seconds`, where given, receives how long drawing and looking took.
+    `seconds`, if given, receives the time for sampling and for features.
     """
-    found = FeatureSet(features, keep), FeatureSet(features, keep)
-    spent = {"drawing": 0.0, "features": 0.0}
+    result = FeatureSet(features, keep), FeatureSet(features, keep)
+    spent = {"sampling": 0.0, "features": 0.0}
     last = 0.0
 
-    def lap(what: str) -> None:
+    def lap(part: str) -> None:
         nonlocal last
         if seconds is not None:
             if run.device.type == "cuda":
                 torch.cuda.synchronize(run.device)
-            spent[what] += time.monotonic() - last
+            spent[part] += time.monotonic() - last
             last = time.monotonic()
 
-    run.expect(count, watch)
+    run.prepare(count, progress)
     last = time.monotonic()
-    with run.crew.alike(), watch("samples, generator and EBM", count, "images") as advance:
-        for first, *parts in run.draw(count):
-            lap("drawing")
-            for target, part in zip(found, parts, strict=True):
-                target.add(features(to_uint8(finite(part))), first)
+    with run.world.fail_together(), progress("samples, generator and EBM", count, "images") as advance:
+        for first, *kinds in run.sample_batches(count):
+            lap("sampling")
+            for target, batch in zip(result, kinds, strict=True):
+                target.add(features(to_uint8(require_finite(batch))), first)
             lap("features")
-            advance(len(parts[0]) * run.crew.world)
-    for target in found:
-        target.join(run.crew)
+            advance(len(kinds[0]) * run.world.size)
+    for target in result:
+        target.all_gather(run.world)
     if seconds is not None:
         seconds |= spent
-    return found
+    return result
 
 
-def _numbers(
-    drawn: FeatureSet, real: FeatureSet, metrics: Sequence[str], features: Features, seed: int
+def _metrics(
+    sampled: FeatureSet, real: FeatureSet, metrics: Sequence[str], features: FeatureExtractor, seed: int
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
     if "fid" in metrics:
-        numbers[features.distance_name] = frechet_distance(drawn.moments, real.moments)
+        numbers[features.metric_name] = frechet_distance(sampled.moments, real.moments)
     if "is" in metrics:
-        scores: Tensor = features.class_scores(drawn.rows().to(features.device))
+        scores: Tensor = features.class_scores(sampled.rows().to(features.device))
         numbers["is"], numbers["is_std"] = inception_score(scores, seed)
     if "kid" in metrics:
-        pair = drawn.rows().to(features.device), real.rows()
-        numbers["kid"], numbers["kid_std"] = kernel_distance(*pair, seed)
+        numbers["kid"], numbers["kid_std"] = kid(sampled.rows().to(features.device), real.rows(), seed)
     if {"precision", "recall"} & set(metrics):
-        both = precision_recall(drawn.rows().to(features.device), real.rows())
-        numbers |= {n: v for n, v in zip(("precision", "recall"), both, strict=True) if n in metrics}
+        both = precision_recall(sampled.rows().to(features.device), real.rows())
+        numbers |= {name: value for name, value in zip(("precision", "recall"), both, strict=True) if name in metrics}
     return numbers

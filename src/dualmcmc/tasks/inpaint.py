@@ -1,90 +1,102 @@
-"""Filling in what is hidden, in the paper's three stages (sec. Image Inpainting).
+"""Inpainting in the paper's three stages (sec. Image Inpainting), and its masks.
 
-1. inference + generator: I sees the occluded image, the hidden pixels at mid-grey; G gives the recovery.
-2. + z-chain: Langevin steps on p(z | observed pixels) from there.
+1. inference + generator: I sees the image with its hidden pixels at mid-grey, G generates the reconstruction;
+2. + z-chain: Langevin steps on p(z | observed pixels) from there;
 3. + x-chain: Langevin steps on the energy from there.
 
-Each stage is measured in two ways. `completed`: the observed pixels stay, exactly, and only the hidden
-ones come from the model; the x-chain runs on these, given the observed. `generated`: the image is all the
-generator's, and the x-chain runs on all of it; the paper's figures are of that kind, as far as we can tell:
-they hardly depend on how much is hidden. `psnr_hidden`, with the completed ones, is of the hidden pixels of all
-images together.
+Each stage is measured in two ways. `completed`: observed pixels are kept and only hidden ones come from the model; the
+x-chain runs on the hidden pixels given the observed. `generated`: all pixels come from the generator, and the x-chain
+runs on all of them. The paper's numbers appear to be of this kind, since they hardly depend on the mask.
+`psnr_hidden_db` of `completed` is over the hidden pixels of all images together.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dualmcmc.data.store import Store
-from dualmcmc.pictures import grid, side_by_side, to_uint8
-from dualmcmc.progress import Watch, quiet
+from dualmcmc import rng
+from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
+from dualmcmc.data.store import ImageStore
 from dualmcmc.tasks.inputs import batches
-from dualmcmc.tasks.masks import observed
-from dualmcmc.tasks.reconstruct import Likeness
+from dualmcmc.tasks.reconstruct import ImageSimilarity
 from dualmcmc.tasks.run import Run
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.images import grid, side_by_side, to_uint8
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 STAGES = ("inference", "z_chain", "x_chain")
-FILL = 0.0  # what a hidden pixel looks like to I, in [-1, 1]
+FILL = 0.0  # hidden pixels as I sees them, in [-1, 1]
+MASKS = ("M20", "M30", "M40", "R20", "R30", "R40")
+PAPER_SIZE = 64  # the image size at which M20 hides 20x20 pixels
+BLOCKS_PER_SIDE = 8  # a random block has 1/8 of the image's side
 
 
 @dataclass(frozen=True)
 class Inpainting:
-    """Numbers of each stage over all images; and the first images as bytes."""
+    """Similarity at each stage over all images, and the first images as uint8."""
 
     original: Tensor
     occluded: Tensor
-    stages: list[Tensor]  # completed, one (keep, C, H, W) a stage
+    stages: list[Tensor]  # completed images, one (keep, C, H, W) per stage
     generated: dict[str, dict[str, float]]
     completed: dict[str, dict[str, float]]
     images: int
-    hidden: float  # share of the pixels
+    hidden_fraction: float  # of the pixels
 
 
-def complete(run: Run, x: Tensor, seen: Tensor, rng: torch.Generator | None = None) -> list[tuple[Tensor, Tensor]]:
-    """(completed, generated) after each of the three stages, for images x (B, C, H, W), seen (B, 1, H, W).
+def complete(run: Run, x: Tensor, observed: Tensor, rng: torch.Generator | None = None) -> list[tuple[Tensor, Tensor]]:
+    """(completed, generated) after each stage, for images x (B, C, H, W) and a boolean mask `observed` (B, 1, H, W).
 
-    Only the pixels that are seen are used.
+    Hidden pixels of x are not used.
     """
-    x, seen = x.to(run.device), seen.to(run.device)
-    occluded = torch.where(seen, x, FILL)
+    x, observed = x.to(run.device), observed.to(run.device)
+    occluded = torch.where(observed, x, FILL)
     z = run.infer(occluded).mean
     first = run.generate(z)
-    second = run.generate(run.revise_z(z, occluded, rng=rng, observed=seen))
-    stages = [(torch.where(seen, occluded, made), made) for made in (first, second)]
-    completed, made = stages[-1]
-    return [*stages, (run.revise_x(completed, rng=rng, observed=seen), run.revise_x(made, rng=rng))]
+    second = run.generate(run.revise_z(z, occluded, rng=rng, observed=observed))
+    stages = [(torch.where(observed, occluded, generated), generated) for generated in (first, second)]
+    completed, generated = stages[-1]
+    return [*stages, (run.revise_x(completed, rng=rng, observed=observed), run.revise_x(generated, rng=rng))]
 
 
-def inpaint(run: Run, images: Store, mask: str, keep: int = 12, watch: Watch = quiet) -> Inpainting:
-    """Hide a part of each image and fill it in; the first `keep` are kept. Memory stays bounded."""
-    generated, completed = ({stage: Likeness() for stage in STAGES} for _ in range(2))
+def inpaint(
+    run: Run, images: ImageStore, mask: str, keep: int = 12, progress: ProgressFactory = no_progress
+) -> Inpainting:
+    """Hide part of each image and fill it in, in bounded memory; the result includes the first `keep` images."""
+    generated, completed = ({stage: ImageSimilarity() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
-    hidden, rng = 0.0, run.stream("inpaint")
-    errors = dict.fromkeys(STAGES, 0.0)  # squared, of the hidden pixels alone
-    run.expect(len(images), watch, z_chain=True)
-    for part, x in batches(run, images, watch, "inpainting"):
-        seen = observed(mask, len(x), run.config.data.size, run.seed, int(part[0])).to(run.device)
-        hidden += float((~seen).double().mean((1, 2, 3)).sum())
-        shown = max(0, keep - int(part[0]))
-        kept[0].append(_bytes(torch.where(seen, x, FILL)[:shown]))
-        for number, (stage, (filled, made)) in enumerate(zip(STAGES, complete(run, x, seen, rng), strict=True), 1):
+    hidden, rng = 0.0, run.generator_for("inpaint")
+    squared_error = dict.fromkeys(STAGES, 0.0)  # of hidden pixels; the observed ones are exact
+    run.prepare(len(images), progress, z_chain=True)
+    for indices, x in batches(run, images, progress, "inpainting"):
+        first = int(indices[0])
+        observed = make_mask(mask, len(x), run.config.data.size, run.seed, first).to(run.device)
+        hidden += float((~observed).double().mean((1, 2, 3)).sum())
+        shown = max(0, keep - first)
+        kept[0].append(to_uint8(torch.where(observed, x, FILL)[:shown]).cpu())
+        results = complete(run, x, observed, rng)
+        for number, (stage, (filled, made)) in enumerate(zip(STAGES, results, strict=True), 1):
             generated[stage].add(x, made)
             completed[stage].add(x, filled)
-            errors[stage] += float((x - filled.clamp(-1, 1)).double().square().sum())
-            kept[number].append(_bytes(filled[:shown]))
+            squared_error[stage] += float((x - filled.clamp(-1, 1)).double().square().sum())
+            kept[number].append(to_uint8(filled[:shown]).cpu())
     occluded, *stages = (torch.cat(parts) for parts in kept)
+    hidden_values = hidden * x[0].numel()
     return Inpainting(
         images.first(keep),
         occluded,
         stages,
-        {stage: likeness.numbers() for stage, likeness in generated.items()},
+        {stage: similarity.numbers() for stage, similarity in generated.items()},
         {
-            stage: likeness.numbers() | {"psnr_hidden": _decibel(errors[stage] / (hidden * x[0].numel()))}
-            for stage, likeness in completed.items()
+            stage: similarity.numbers() | {"psnr_hidden_db": _psnr(squared_error[stage] / hidden_values)}
+            for stage, similarity in completed.items()
         },
         len(images),
         hidden / len(images),
@@ -92,15 +104,68 @@ def inpaint(run: Run, images: Store, mask: str, keep: int = 12, watch: Watch = q
 
 
 def picture(result: Inpainting) -> Tensor:
-    """Columns: test image, occluded, and the three stages; one row an image."""
+    """One row per image; columns: image, occluded image, the three stages."""
     columns = (result.original, result.occluded, *result.stages)
     return side_by_side(*(grid(images, 1) for images in columns), gap=8)
 
 
-def _decibel(mse: float) -> float:
-    """PSNR of a mean squared error of pixels in [-1, 1]."""
+def _psnr(mse: float) -> float:
+    """PSNR in decibels of a mean squared error of pixels in [-1, 1]."""
     return 10 * math.log10(4 / mse) if mse > 0 else math.inf
 
 
-def _bytes(x: Tensor) -> Tensor:
-    return to_uint8(x).cpu()
+def make_mask(mask: str, count: int, size: int, seed: int = 0, first: int = 0) -> Tensor:
+    """(count, 1, size, size), true for observed pixels, of the images with indices `first`, `first` + 1, ...
+
+    M20, M30, M40: a central square of that side at 64x64, scaled to other sizes. R20, R30, R40: randomly placed squares
+    that hide 20, 30 or 40 % of the pixels, different for each image, determined by the seed. Other numbers work too. Or
+    the path of an image whose white pixels (128 or more) are hidden.
+    """
+    named = re.fullmatch(r"([MR])(\d{1,2})", mask.upper())
+    if named is None:
+        return _mask_from_file(Path(mask).expanduser(), size).expand(count, 1, size, size)
+    number = int(named[2])
+    if named[1] == "M":
+        if not 0 < number < PAPER_SIZE:
+            raise UserError(f"--mask {mask}: the side of the square must be 1 to {PAPER_SIZE - 1} (of 64 pixels).")
+        side = min(max(1, round(number / PAPER_SIZE * size)), size - 1)  # hides something, but not everything
+        top = (size - side) // 2
+        observed = torch.ones(1, 1, size, size, dtype=torch.bool)
+        observed[..., top : top + side, top : top + side] = False
+        return observed.expand(count, 1, size, size)
+    if number < 1:
+        raise UserError(f"--mask {mask}: the percentage of hidden pixels must be 1 to 99.")
+    return torch.stack([_random_blocks(number / 100, size, seed, first + index) for index in range(count)])
+
+
+def _random_blocks(fraction: float, size: int, seed: int, index: int) -> Tensor:
+    """Blocks until the fraction is hidden; the last one is cut to hide exactly that."""
+    source = np.random.default_rng(rng.derive_seed(seed, rng.Stream.MASKS, index))
+    side, wanted = max(1, round(size / BLOCKS_PER_SIDE)), round(fraction * size * size)
+    hidden = np.zeros((size, size), bool)
+    while (missing := wanted - hidden.sum()) > 0:
+        top, left = source.integers(0, size - side + 1, 2)
+        block = hidden[top : top + side, left : left + side]
+        new = np.flatnonzero(~block)[:missing]
+        block[np.unravel_index(new, block.shape)] = True
+    return torch.from_numpy(~hidden)[None]
+
+
+def _mask_from_file(path: Path, size: int) -> Tensor:
+    if not path.is_file():
+        raise UserError(
+            f"--mask {path}: not an existing file. Use {', '.join(MASKS)}, or an image whose white pixels are hidden."
+        )
+    try:
+        content = path.read_bytes()
+        height, width, _ = decode(content, ImageSpec()).shape
+        if height != width:
+            raise UnreadableImage(f"it is {width}x{height}, but must be square")
+        pixels = decode(content, ImageSpec(size, 1, "none", "box"))
+    except (OSError, UnreadableImage) as error:
+        raise UserError(f"--mask {path} cannot be used: {error}.") from None
+    observed = torch.from_numpy(pixels[..., 0] < 128)
+    if observed.all() or not observed.any():
+        what = "nothing" if observed.all() else "everything"
+        raise UserError(f"--mask {path} hides {what}: white pixels are hidden, black ones observed.")
+    return observed[None, None]

@@ -1,9 +1,8 @@
-"""The images a task works on: the run's own, or those a user brings, in the run's shape."""
+"""The images a task works on: the run's own, or a user's, converted to the run's size and colour mode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,141 +10,142 @@ import numpy as np
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.config import Crop
-from dualmcmc.crew import ALONE, Crew
 from dualmcmc.data import pack
-from dualmcmc.data.containers import npz_array
-from dualmcmc.data.images import Fit
-from dualmcmc.data.opening import open_stores
-from dualmcmc.data.sets import SETS
-from dualmcmc.data.store import Store, Subset
-from dualmcmc.errors import UserError, nearest
-from dualmcmc.pictures import from_uint8
-from dualmcmc.progress import Watch, quiet
+from dualmcmc.data.catalog import CATALOG
+from dualmcmc.data.formats.npz import npz_array
+from dualmcmc.data.images import ImageSpec
+from dualmcmc.data.resolve import open_stores
+from dualmcmc.data.store import ImageStore, SubsetStore
+from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.tasks.run import Run
+from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-SHOWN = 3  # shapes named in a note
+MAX_SHAPES = 3  # named in a note
 
 
-class Given(NamedTuple):
-    """Images to work on, what they are in words, and what they are for the record."""
+class TaskImages(NamedTuple):
+    """Images, a name for them, and their origin for the result file."""
 
-    store: Store
+    store: ImageStore
     what: str
-    origin: dict[str, Any]  # "notes" among it: what a person should know
+    origin: dict[str, Any]  # "notes": messages for the user
 
-    def some(self, count: int | None, seed: int) -> Given:
-        """At most `count` of them, chosen by the seed: sets are often ordered by class."""
+    def subset(self, count: int | None, seed: int) -> TaskImages:
+        """At most `count` of the images, chosen by the seed, since datasets are often sorted by class."""
         if count is None or count >= len(self.store):
             return self
         if count < 1:
             raise UserError(f"-n must be at least 1, not {count}.")
         chosen = np.sort(np.random.default_rng(seed).permutation(len(self.store))[:count])
-        return Given(Subset(self.store, chosen), self.what, {**self.origin, "used": f"{count} of {len(self.store)}"})
+        used = {"used": f"{count} of {len(self.store)}"}
+        return TaskImages(SubsetStore(self.store, chosen), self.what, {**self.origin, **used})
 
 
-def images_for(
-    run: Run, path: Path | str | None = None, crop: Crop | None = None, skip_bad: bool = False, watch: Watch = quiet
-) -> Given:
-    """A user's images at `path`, brought to the run's shape, or the run's own held-out ones.
+def images_for(run: Run, path: Path | str | None = None, progress: ProgressFactory = no_progress) -> TaskImages:
+    """A user's images at `path`, with the crop, resize and skip_bad of `run.config.data`, or the run's own.
 
-    `crop`: another than the run's, for images at `path`. What had to be converted is noted; a packed
-    file of another shape is refused.
+    Conversions are noted; a packed file of another shape is refused.
     """
     if path is not None:
-        return _opened(run, "folder", Path(path), crop, skip_bad, watch, f"images of {path}")
-    own = data.load(run.config.data, watch)
-    return Given(*own.held_out(), data.describe(run.config.data, own))
+        return _open(run, "folder", Path(path), progress, f"images of {path}")
+    check_no_image_overrides(run)
+    return held_out_images(run, progress)
 
 
-def parse_set(word: str) -> tuple[str, Path | None, str | None]:
-    """NAME, NAME:SPLIT, NAME=PATH or NAME:SPLIT=PATH of a named set, or a place: the name, where, which split."""
+def held_out_images(run: Run, progress: ProgressFactory = no_progress) -> TaskImages:
+    """The run's held-out images, or its training images if there are none."""
+    splits = data.load(run.trained_data, progress)
+    return TaskImages(*splits.test_or_train(), data.describe(run.trained_data, splits))
+
+
+def check_no_image_overrides(run: Run) -> None:
+    """Raise `UserError` if a setting for other images was overridden and only the run's own are used."""
+    for name in ("crop", "resize", "skip_bad"):
+        if getattr(run.config.data, name) != getattr(run.trained_data, name):
+            raise UserError(f"data.{name} applies to --images only: the run's own images keep theirs.")
+
+
+def parse_dataset(word: str) -> tuple[str, Path | None, str | None]:
+    """Name, path and split from NAME, NAME:SPLIT, NAME=PATH or NAME:SPLIT=PATH of a named dataset, or from a path."""
     head, equals, place = word.partition("=")
     name, colon, split = head.partition(":")
-    if name in SETS:
+    if name in CATALOG:
         if colon and not split:
-            raise UserError(f"'{word}' names no split: write {name}:test, or {name} alone.")
+            raise UserError(f"'{word}' has no split after the colon: use {name}:test, or {name}.")
         if equals and not place:
-            raise UserError(f"'{word}' names no place: write {name}=PATH, or {name} for the one in the cache folder.")
+            raise UserError(f"'{word}' has no path: use {name}=PATH, or {name} for the one in the cache folder.")
         return name, Path(place).expanduser() if place else None, split or None
     path = Path(word).expanduser()
     if not word or not npz_array(path)[0].exists():
-        hint = nearest(name.lower(), SETS)
-        raise UserError(f"'{word}' is no named set and no place.{hint} See 'dualmcmc data list'.")
+        hint = nearest(name.lower(), CATALOG)
+        raise UserError(f"'{word}' is neither a named dataset nor an existing path.{hint} See 'dualmcmc data list'.")
     return "folder", path, None
 
 
-def set_for(
-    run: Run, word: str, crop: Crop | None = None, skip_bad: bool = False, watch: Watch = quiet
-) -> tuple[str, Given]:
-    """Another set to hold against the run (see `parse_set`); its test split where it has one and none is named."""
-    name, path, split = parse_set(word)
+def dataset_for(run: Run, word: str, progress: ProgressFactory = no_progress) -> tuple[str, TaskImages]:
+    """Another dataset (see `parse_dataset`) and its name; its test split, if it has one and no split is named."""
+    name, path, split = parse_dataset(word)
     if path is None or name != "folder":
-        return name, _opened(run, name, path, crop, skip_bad, watch, f"{SETS[name].title} images", split)
-    return path.resolve().name, _opened(run, name, path, crop, skip_bad, watch, f"images of {path}")
+        return name, _open(run, name, path, progress, f"{CATALOG[name].title} images", split)
+    return path.resolve().name, _open(run, name, path, progress, f"images of {path}")
 
 
-def _opened(
-    run: Run,
-    name: str,
-    path: Path | None,
-    crop: Crop | None,
-    skip_bad: bool,
-    watch: Watch,
-    what: str,
-    split: str | None = None,
-) -> Given:
+def _open(
+    run: Run, name: str, path: Path | None, progress: ProgressFactory, what: str, split: str | None = None
+) -> TaskImages:
     cfg = run.config.data
     notes: list[str] = []
-    fit = replace(Fit.of(cfg), crop=crop or cfg.crop)
+    spec = ImageSpec.from_config(cfg)
     if path is not None and pack.is_pack(path):
-        _check_shape(run, path)
-    found = open_stores(name, path, (split,) if split else ("test", "train"), fit, skip_bad, watch, notes)
-    if not found:
+        _check_pack_shape(run, path)
+    stores = open_stores(name, path, (split,) if split else ("test", "train"), spec, cfg.skip_bad, progress, notes)
+    if not stores:
         raise UserError(f"{path or name} has no split '{split or 'train or test'}'.")
-    split = split or ("test" if "test" in found else "train")
-    notes += conversion_notes(what, fit)
-    store = found[split]
+    split = split or ("test" if "test" in stores else "train")
+    notes += conversion_notes(what, spec)
+    store = stores[split]
     origin = {"source": name, "path": None if path is None else str(path), "split": split, "images": len(store)}
-    origin |= {"size": cfg.size, "channels": cfg.channels, "crop": fit.crop, "resize": fit.resize}
-    return Given(store, what, {**origin, "checksum": data.fingerprint(store), "notes": notes})
+    origin |= {"size": cfg.size, "channels": cfg.channels, "crop": spec.crop, "resize": spec.resize}
+    return TaskImages(store, what, {**origin, "checksum": data.fingerprint(store), "notes": notes})
 
 
-def conversion_notes(what: str, fit: Fit) -> list[str]:
-    """What had to be converted on the way in, in words."""
-    if not fit.converted:
+def conversion_notes(what: str, spec: ImageSpec) -> list[str]:
+    """A note on the images that were converted, if any."""
+    if not spec.converted:
         return []
-    shapes = sorted(fit.converted)
-    more = f" and {len(shapes) - SHOWN} other shapes" if len(shapes) > SHOWN else ""
+    shapes = sorted(spec.converted)
+    more = f" and {len(shapes) - MAX_SHAPES} other shapes" if len(shapes) > MAX_SHAPES else ""
     return [
-        f"{what}: converted to {fit.size}x{fit.size} {'grey' if fit.channels == 1 else 'RGB'} from "
-        f"{', '.join(shapes[:SHOWN])}{more} (crop {fit.crop}, resize {fit.resize})"
+        f"{what}: converted to {spec.size}x{spec.size} {'greyscale' if spec.channels == 1 else 'RGB'} from "
+        f"{', '.join(shapes[:MAX_SHAPES])}{more} (crop {spec.crop}, resize {spec.resize})"
     ]
 
 
-def _check_shape(run: Run, path: Path) -> None:
-    """Refuse a packed file of another shape in terms of the run, whose settings cannot be changed any more."""
+def _check_pack_shape(run: Run, path: Path) -> None:
+    """Refuse a packed file of another shape; `open_stores` would suggest settings that a trained run cannot change."""
     cfg = run.config.data
     splits, info = pack.read(path)
     for store in splits.values():
         _, channels, height, width = store.shape
         if info.get("crop") is not None and (channels, height, width) != (cfg.channels, cfg.size, cfg.size):
             raise UserError(
-                f"'{path}' holds {width}x{height} images of {channels} channel(s), and this run was trained on "
-                f"{cfg.size}x{cfg.size} of {cfg.channels}: pack them again with --size {cfg.size} "
+                f"'{path}' contains {width}x{height} images with {channels} channel(s), but this run was trained on "
+                f"{cfg.size}x{cfg.size} with {cfg.channels}: pack them again with --size {cfg.size} "
                 f"--channels {cfg.channels}."
             )
 
 
 def batches(
-    run: Run, store: Store, watch: Watch = quiet, what: str = "", crew: Crew = ALONE
+    run: Run, store: ImageStore, progress: ProgressFactory = no_progress, task: str = "", world: World = SINGLE_PROCESS
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """The images in even parts of at most `sampling.batch`: their numbers, and they in [-1, 1] on the device.
+    """Batches of equal size, at most `sampling.batch`: indices, and images in [-1, 1] on the run's device.
 
-    Each process of a crew gets parts of its own.
+    Each process of `world` gets its own batches.
     """
     parts = np.array_split(np.arange(len(store)), max(1, -(-len(store) // run.config.sampling.batch)))
-    with watch(what, len(store), "images") as advance:
-        for part in parts[crew.rank :: crew.world]:
+    with progress(task, len(store), "images") as advance:
+        for part in parts[world.rank :: world.size]:
             yield part, from_uint8(store.take(part).to(run.device))
-            advance(len(part) * crew.world)
+            advance(len(part) * world.size)

@@ -1,4 +1,4 @@
-"""Straight and spherical ways between latents, and what the generator makes of them."""
+"""Linear and spherical interpolation between latents, and the generator's images along the way."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualmcmc.errors import UserError
-from dualmcmc.pictures import grid, stacked, to_uint8
-from dualmcmc.tasks.run import Run, finite
+from dualmcmc.tasks.run import Run, require_finite
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.images import grid, stacked, to_uint8
 
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Images (pairs, points, C, H, W) in [-1, 1] from one end of each pair to the other, and numbers on them."""
+    """Images (pairs, points, C, H, W) in [-1, 1] from the first to the second of each pair, and numbers about them."""
 
     images: Tensor
     numbers: dict[str, Any]
@@ -24,20 +24,20 @@ class Interpolation:
 def between(a: Tensor, b: Tensor, points: int, spherical: bool = False) -> Tensor:
     """(B, points, d): latents from a (B, d) to b (B, d), both ends included.
 
-    Linear is the paper's (1 - t) a + t b. Spherical turns from one direction to the other and lets the
-    length grow evenly, so that the way between two draws of a prior does not lead through its empty middle.
+    Linear: (1 - t) a + t b, as in the paper. Spherical: the direction rotates and the norm changes linearly, so that
+    latents between two prior draws keep a typical norm.
     """
     t = torch.linspace(0, 1, points, dtype=a.dtype, device=a.device)[None, :, None]
     a, b = a[:, None], b[:, None]
-    straight = (1 - t) * a + t * b
+    linear = (1 - t) * a + t * b
     if not spherical:
-        return straight
-    length_a, length_b = a.norm(dim=2, keepdim=True), b.norm(dim=2, keepdim=True)
-    angle = torch.arccos((a / length_a * b / length_b).sum(2, keepdim=True).clamp(-1, 1))
-    turn = (torch.sin((1 - t) * angle) * a / length_a + torch.sin(t * angle) * b / length_b) / torch.sin(angle)
-    round_way = turn * ((1 - t) * length_a + t * length_b)
-    flat = (torch.sin(angle).abs() < 1e-3) | ~torch.isfinite(round_way).all(2, keepdim=True)  # parallel, or zero
-    return torch.where((t == 0) | (t == 1) | flat, straight, round_way)
+        return linear
+    norm_a, norm_b = a.norm(dim=2, keepdim=True), b.norm(dim=2, keepdim=True)
+    angle = torch.arccos((a / norm_a * b / norm_b).sum(2, keepdim=True).clamp(-1, 1))
+    direction = (torch.sin((1 - t) * angle) * a / norm_a + torch.sin(t * angle) * b / norm_b) / torch.sin(angle)
+    result = direction * ((1 - t) * norm_a + t * norm_b)
+    degenerate = (torch.sin(angle).abs() < 1e-3) | ~torch.isfinite(result).all(2, keepdim=True)  # parallel, or zero
+    return torch.where((t == 0) | (t == 1) | degenerate, linear, result)
 
 
 def interpolate(run: Run, a: Tensor, b: Tensor, points: int = 9, spherical: bool = False) -> Interpolation:
@@ -45,8 +45,8 @@ def interpolate(run: Run, a: Tensor, b: Tensor, points: int = 9, spherical: bool
     if points < 2:
         raise UserError(f"--points must be at least 2, not {points}.")
     z = between(a, b, points, spherical)
-    images = finite(run.generate(z.flatten(0, 1))).unflatten(0, z.shape[:2])
-    steps = (images[:, 1:] - images[:, :-1]).square().flatten(2).mean(2).sqrt()  # (pairs, points - 1)
+    images = require_finite(run.generate(z.flatten(0, 1))).unflatten(0, z.shape[:2])
+    change = (images[:, 1:] - images[:, :-1]).square().flatten(2).mean(2).sqrt()  # (pairs, points - 1), rms per pixel
     energy = run.energy(images.flatten(0, 1)).unflatten(0, z.shape[:2])
     return Interpolation(
         images,
@@ -54,29 +54,29 @@ def interpolate(run: Run, a: Tensor, b: Tensor, points: int = 9, spherical: bool
             "pairs": len(images),
             "points": points,
             "spherical": spherical,
-            "step_mean": float(steps.mean()),  # rms per pixel from one image to the next
-            "step_largest": float(steps.max()),
-            "unevenness": float((steps.amax(1) / steps.mean(1).clamp(min=1e-12)).mean()),  # 1: all steps alike
+            "pixel_change_rms_mean": float(change.mean()),  # from one image to the next
+            "pixel_change_rms_max": float(change.max()),
+            "max_to_mean_change": float((change.amax(1) / change.mean(1).clamp(min=1e-12)).mean()),  # 1: uniform
             "energy": energy.double().mean(0).tolist(),  # at each point
         },
     )
 
 
 def prior_pairs(run: Run, pairs: int) -> tuple[Tensor, Tensor]:
-    """The ends of ways between draws from the prior."""
-    z = run.prior(2 * pairs, run.stream("prior"))
+    """Pairs of latents drawn from the prior."""
+    z = run.prior(2 * pairs, run.generator_for("prior"))
     return z[::2], z[1::2]
 
 
 def inferred_pairs(run: Run, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The latents of images (2 B, ...) in [-1, 1], inference + z-chain: the first of each two, and the second."""
+    """Pairs of latents of consecutive images (2 B, ...) in [-1, 1], by inference + z-chain."""
     if len(images) < 2:
-        raise UserError(f"a way between images needs two of them, and there is {len(images)}.")
+        raise UserError(f"interpolation needs at least two images, not {len(images)}.")
     images = images[: len(images) // 2 * 2]
-    z = run.revise_z(run.infer(images).mean, images, rng=run.stream("z-chain"))
+    z = run.revise_z(run.infer(images).mean, images, rng=run.generator_for("z-chain"))
     return z[::2], z[1::2]
 
 
-def picture(*found: Interpolation) -> Tensor:
-    """One row a pair; several interpolations one below the other."""
-    return stacked(*(grid(to_uint8(one.images.flatten(0, 1)).cpu(), one.images.shape[1]) for one in found))
+def picture(*results: Interpolation) -> Tensor:
+    """One row per pair; several interpolations below each other."""
+    return stacked(*(grid(to_uint8(one.images.flatten(0, 1)).cpu(), one.images.shape[1]) for one in results))

@@ -1,4 +1,4 @@
-"""Telling images of another kind from those the run knows (sec. Out-of-Distribution Detection)."""
+"""Out-of-distribution detection: separating images of other datasets from the run's own."""
 
 from __future__ import annotations
 
@@ -10,81 +10,87 @@ import torch
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.data.store import Store, Subset
-from dualmcmc.errors import UserError, nearest
+from dualmcmc.data.store import ImageStore, SubsetStore
 from dualmcmc.metrics.detection import detection
-from dualmcmc.metrics.pixels import squared_errors
-from dualmcmc.pictures import stacked
-from dualmcmc.plots import histograms
-from dualmcmc.progress import Watch, quiet
+from dualmcmc.metrics.pixels import mse
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run
+from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.images import stacked
+from dualmcmc.utils.plots import histograms
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 SCORES = {
-    "energy": "E(x), the paper's",
+    "energy": "E(x), as in the paper",
     "typicality": "|E(x) - mean E of training images|",
     "reconstruction": "MSE of inference + z-chain, pixels in [-1, 1]",
 }
-KNOWN = "known"  # what the run's own images are called among the sets
-TYPICAL = 10_000  # training images that the mean energy is taken of
+IN_DISTRIBUTION = "in_distribution"  # the name of the run's own images
+TYPICALITY_IMAGES = 10_000  # training images whose mean energy is used
 
 
 @dataclass(frozen=True)
 class Detection:
-    """Scores of every image, and how well they tell each set from the known one."""
+    """Scores of every image, and how well they separate each dataset from the run's own images."""
 
-    scores: dict[str, dict[str, Tensor]]  # score -> set -> (N,); "known" is the run's own
-    numbers: dict[str, dict[str, dict[str, float]]]  # set -> score -> auroc, aupr_outliers, aupr_known, fpr95
+    scores: dict[str, dict[str, Tensor]]  # score -> dataset -> (N,)
+    numbers: dict[str, dict[str, dict[str, float]]]  # dataset -> score -> see `metrics.detection`
 
 
 def check_scores(names: list[str]) -> list[str]:
-    """Names of scores that are known."""
+    """`names`, if they are scores."""
     for name in names:
         if name not in SCORES:
-            raise UserError(f"there is no score '{name}': use {', '.join(SCORES)}.{nearest(name, SCORES)}")
+            raise UserError(f"unknown score '{name}': use {', '.join(SCORES)}.{nearest(name, SCORES)}")
     return names
 
 
-def outliers(run: Run, known: Store, others: Mapping[str, Store], scores: list[str], watch: Watch = quiet) -> Detection:
-    """Score the run's held-out images `known` and those of `others`; higher means more of an outlier."""
+def outliers(
+    run: Run,
+    in_distribution: ImageStore,
+    others: Mapping[str, ImageStore],
+    scores: list[str],
+    progress: ProgressFactory = no_progress,
+) -> Detection:
+    """Score the run's held-out images and those of other datasets; a higher score means more of an outlier."""
     check_scores(scores)
-    if KNOWN in others:
-        raise UserError(f"a set cannot be called '{KNOWN}': that is what the run's own images are called.")
-    sets = {KNOWN: known, **others}
-    rng = run.stream("z-chain")
-    middle = _mean_energy(run, watch) if "typicality" in scores else 0.0
-    found: dict[str, dict[str, Tensor]] = {score: {} for score in scores}
-    for name, store in sets.items():
+    if IN_DISTRIBUTION in others:
+        raise UserError(f"a dataset cannot be called '{IN_DISTRIBUTION}': that is the name of the run's own images.")
+    rng = run.generator_for("z-chain")
+    mean = _mean_energy(run, progress) if "typicality" in scores else 0.0
+    values: dict[str, dict[str, Tensor]] = {score: {} for score in scores}
+    for name, store in {IN_DISTRIBUTION: in_distribution, **others}.items():
         parts: dict[str, list[Tensor]] = {score: [] for score in scores}
-        for _, x in batches(run, store, watch, f"scoring {name}"):
-            for score, values in _scores(run, scores, x, middle, rng).items():
-                parts[score].append(values.double().cpu())
+        for _, x in batches(run, store, progress, f"scoring {name}"):
+            for score, part in _scores(run, scores, x, mean, rng).items():
+                parts[score].append(part.double().cpu())
         for score in scores:
-            found[score][name] = torch.cat(parts[score])
-            if not found[score][name].isfinite().all():
-                raise UserError(f"the {score} of some images of {name} is not finite: the run has diverged there.")
-    numbers = {name: {score: detection(found[score][KNOWN], found[score][name]) for score in scores} for name in others}
-    return Detection(found, numbers)
+            values[score][name] = torch.cat(parts[score])
+            if not values[score][name].isfinite().all():
+                raise UserError(f"the {score} of some images of {name} is not finite: the run has diverged.")
+    numbers = {
+        name: {score: detection(values[score][IN_DISTRIBUTION], values[score][name]) for score in scores}
+        for name in others
+    }
+    return Detection(values, numbers)
 
 
-def _scores(run: Run, scores: list[str], x: Tensor, middle: float, rng: torch.Generator) -> dict[str, Tensor]:
+def _scores(run: Run, scores: list[str], x: Tensor, mean_energy: float, rng: torch.Generator) -> dict[str, Tensor]:
     energy = run.energy(x)
-    found = {"energy": energy, "typicality": (energy - middle).abs()}
+    values = {"energy": energy, "typicality": (energy - mean_energy).abs()}
     if "reconstruction" in scores:
-        found["reconstruction"] = squared_errors(x, run.reconstruct(x, rng=rng))
-    return {score: found[score] for score in scores}
+        values["reconstruction"] = mse(x, run.reconstruct(x, rng=rng))
+    return {score: values[score] for score in scores}
 
 
-def _mean_energy(run: Run, watch: Watch) -> float:
-    """Of training images, so that no image that is judged has a say in it."""
-    train = data.load(run.config.data).train
-    chosen = np.random.default_rng(0).permutation(len(train))[:TYPICAL]
-    total = sum(
-        float(run.energy(x).double().sum()) for _, x in batches(run, Subset(train, chosen), watch, "mean energy")
-    )
+def _mean_energy(run: Run, progress: ProgressFactory) -> float:
+    """The mean energy of training images, so that no scored image contributes to it."""
+    train = data.load(run.trained_data).train
+    chosen = SubsetStore(train, np.random.default_rng(0).permutation(len(train))[:TYPICALITY_IMAGES])
+    total = sum(float(run.energy(x).double().sum()) for _, x in batches(run, chosen, progress, "mean energy"))
     return total / len(chosen)
 
 
 def picture(result: Detection) -> Tensor:
-    """Histograms of each score, all sets on one axis."""
-    return stacked(*(histograms(sets, SCORES[score], score) for score, sets in result.scores.items()))
+    """Histograms of each score, all datasets on one axis."""
+    return stacked(*(histograms(values, SCORES[score], score) for score, values in result.scores.items()))

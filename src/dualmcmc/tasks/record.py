@@ -1,4 +1,4 @@
-"""What was measured, with all that is needed to repeat it: one JSON file a measurement, in the run folder."""
+"""Results with everything needed to repeat them: one JSON file per result, in the run folder."""
 
 from __future__ import annotations
 
@@ -16,22 +16,45 @@ from typing import Any
 import torch
 
 from dualmcmc import __version__
-from dualmcmc.engine.device import describe
-from dualmcmc.errors import CannotWrite
-from dualmcmc.files import make_folder, to_json, write_text
-from dualmcmc.published import home_of
+from dualmcmc.pretrained import output_folder
 from dualmcmc.tasks.run import Run
+from dualmcmc.utils.device import device_name
+from dualmcmc.utils.errors import CannotWrite
+from dualmcmc.utils.files import make_folder, to_json, write_text
 
 FOLDER = "results"
 
+# names in files of earlier versions
+RENAMED_NUMBERS = {
+    "frechet_own_network": "frechet_custom_network",
+    "mse_unit": "mse_0_to_1",
+    "psnr": "psnr_db",
+    "psnr_hidden": "psnr_hidden_db",
+    "hidden": "hidden_fraction",
+    "x_moved": "x_displacement_rms",
+    "energy_half": "energy_halfway",
+    "moved_half": "displacement_rms_halfway",
+    "moved_end": "displacement_rms_end",
+    "largest_pixel": "max_abs_pixel",
+    "outside_range": "fraction_outside_range",
+    "outside_range_at": "fraction_outside_range_at",
+    "step_mean": "pixel_change_rms_mean",
+    "step_largest": "pixel_change_rms_max",
+    "unevenness": "max_to_mean_change",
+    "aupr_known": "aupr_in_distribution",
+    "fpr95": "fpr_at_95_tpr",
+}
+RENAMED_FACTS = {"left_out": "skipped", "seconds_of": "seconds_by_part"}
+RENAMED_TASKS = {"long-run": "long-chains"}
+
 
 def folder_for(run: Path) -> Path:
-    """Where the results of a run folder, of a snapshot beside it, or of published weights lie."""
-    return home_of(run) / FOLDER
+    """Where the results of a run folder, a snapshot or pretrained weights are."""
+    return output_folder(run) / FOLDER
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """What was measured: the run, its weights, its chains, and where."""
+    """The run that was used: its weights, its chains and its execution."""
     sampling = run.config.sampling
     return {
         "seed": run.seed,
@@ -51,12 +74,12 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def describe_call(task: str, seconds: float, device: torch.device) -> dict[str, Any]:
-    """What was done, by which call, and how long it took."""
+    """The task, the process that ran it, and its duration."""
     return {"task": task, **describe_process(device), "seconds": round(seconds, 3)}
 
 
 def describe_process(device: torch.device) -> dict[str, Any]:
-    """How this process was called, when, with which versions, and where."""
+    """Command line, time, versions and device of this process."""
     return {
         "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -64,75 +87,88 @@ def describe_process(device: torch.device) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": describe(device),
+        "device": device_name(device),
     }
 
 
 def _command() -> str:
-    """How this process was called: as the command, or as a script of one's own."""
-    own = Path(sys.argv[0]).name in ("dualmcmc", "__main__.py")
-    return shlex.join(["dualmcmc" if own else sys.argv[0], *sys.argv[1:]])
+    """The command line of this process, which may be the command or a user's script."""
+    is_command = Path(sys.argv[0]).name in ("dualmcmc", "__main__.py")
+    return shlex.join(["dualmcmc" if is_command else sys.argv[0], *sys.argv[1:]])
 
 
 def entry(run: Run, task: str, seconds: float, numbers: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """A measurement as it is recorded. `facts`: what else belongs to it, such as samples, data and pictures."""
+    """A result as it is saved. `facts`: its circumstances, such as the number of samples, the data, the picture."""
     return {**describe_call(task, seconds, run.device), "numbers": numbers, **facts, **describe_run(run)}
 
 
-def save(made: dict[str, Any], folder: Path) -> Path:
-    """Write an entry into `folder`, under a name of its own; nothing is overwritten."""
+def save(result: dict[str, Any], folder: Path) -> Path:
+    """Write a result into `folder` under a new name."""
     make_folder(folder, "Results are written there.")
-    stamp = str(made["time"]).replace("-", "").replace(":", "")
-    path = folder / f"{made['task']}-{stamp}.json"
+    stamp = str(result["time"]).replace("-", "").replace(":", "")
+    path = folder / f"{result['task']}-{stamp}.json"
     number = 1
     while True:
         try:
-            path.touch(exist_ok=False)  # taken: another process that ends now takes the next
+            path.touch(exist_ok=False)  # reserves the name, in case another process ends at the same time
             break
         except FileExistsError:
             number += 1
-            path = folder / f"{made['task']}-{stamp}-{number}.json"
+            path = folder / f"{result['task']}-{stamp}-{number}.json"
         except OSError as error:
             raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
-    write_text(path, json.dumps(json.loads(to_json(made)), indent=2) + "\n")
+    write_text(path, json.dumps(json.loads(to_json(result)), indent=2) + "\n")
     return path
 
 
 def read_all(folder: Path) -> list[dict[str, Any]]:
-    """Every measurement in a folder, oldest first; what is no measurement is left out."""
-    found = []
+    """Every result in a folder, oldest first, with current names; other files are skipped."""
+    results = []
     for path in sorted(folder.glob("*.json")):
         try:
-            made = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(result, dict) and {"task", "time"} <= result.keys() and isinstance(result["numbers"], dict):
+                results.append(_with_current_names(result))
+        except (OSError, KeyError, ValueError, RecursionError):
             continue
-        if isinstance(made, dict) and {"task", "time"} <= made.keys() and isinstance(made.get("numbers"), dict):
-            found.append(made)
-    return sorted(found, key=lambda made: str(made["time"]))
+    return sorted(results, key=lambda result: str(result["time"]))
+
+
+def _with_current_names(result: dict[str, Any]) -> dict[str, Any]:
+    def rename(numbers: dict[str, Any]) -> dict[str, Any]:
+        current = {}
+        for key, value in numbers.items():
+            if isinstance(value, dict):  # of a stage or a dataset, which keeps its name
+                current[key] = rename(value)
+            else:
+                current[RENAMED_NUMBERS.get(key, key)] = value
+        return current
+
+    task = str(result["task"])
+    changes = {"task": RENAMED_TASKS.get(task, task), "numbers": rename(result["numbers"])}
+    return {RENAMED_FACTS.get(key, key): value for key, value in (result | changes).items()}
 
 
 def commit() -> str | None:
-    """The commit of this package's own source, with "+" where files were changed since; None where there is none."""
+    """The commit of this package's source, with "+" if files have changed since; None if unknown."""
     here = Path(__file__).resolve()
 
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here.parent), *words], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(here.parent), *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # another project may be around an installed package
+        git("ls-files", "--error-unmatch", here.name)  # an installed package may be inside another repository
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here.parents[1])) else "")
     except (OSError, subprocess.SubprocessError):
         return _installed_commit()
 
 
 def _installed_commit() -> str | None:
-    """The commit pip installed from."""
+    """The commit that pip installed from."""
     try:
         text = importlib.metadata.distribution("dualmcmc").read_text("direct_url.json")
-        found = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
-        return str(found) if found else None
+        commit_id = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+        return str(commit_id) if commit_id else None
     except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
         return None

@@ -1,4 +1,4 @@
-"""A trained run, ready to use from Python."""
+"""A trained run: its three networks and its settings, ready to use from Python."""
 
 from __future__ import annotations
 
@@ -7,36 +7,42 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dualmcmc import config_io
 from dualmcmc import rng as random_numbers
-from dualmcmc import settings
-from dualmcmc.config import Chain, Config
-from dualmcmc.crew import ALONE, Crew
+from dualmcmc.config import Chain, Config, Data
 from dualmcmc.engine import checkpoint
-from dualmcmc.engine.accelerate import choose, compile_for_use, evaluators
-from dualmcmc.engine.device import make_repeatable, pick
-from dualmcmc.engine.folder import RunFolder
-from dualmcmc.engine.state import build_filled, load_live_trio, read_config
-from dualmcmc.errors import UserError
-from dualmcmc.files import digest
+from dualmcmc.engine.distributed import SINGLE_PROCESS, World
+from dualmcmc.engine.plan import build_executors, compile_for_sampling, resolve_plan
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.state import build_from_tensors, load_trio_without_ema, read_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio
-from dualmcmc.nets.frozen import frozen, sampling_mode
-from dualmcmc.progress import Watch, quiet
-from dualmcmc.published import file_of, published
+from dualmcmc.nets.frozen import eval_mode, frozen
+from dualmcmc.pretrained import pretrained_file, pretrained_files
+from dualmcmc.utils.device import resolve_device, set_deterministic
+from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.files import digest
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-COMPILE_FROM = 5_000  # images to run chains on: fewer are done before a compiler is
+COMPILE_MIN_IMAGES = 5_000  # chains on fewer images finish before compilation would
+OVERRIDABLE = (
+    "sampling.", "engine.", "teaching.z_chain.", "data.path=", "data.test_path=", "data.crop=", "data.resize=",
+    "data.skip_bad=",
+)  # fmt: skip
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Run:
-    """The three networks of a run and what can be done with them.
+    """The three networks of a run and their use.
 
-    Images are (B, C, H, W) floats in [-1, 1], latents (B, d), both on `run.device`. Every method that
-    draws takes `rng`; without one it uses the run's own, seeded when the run was loaded. `steps` sets
-    the length of a chain, None the run's own. A `trace` is filled with what the chain did.
+    Images are (B, C, H, W) floats in [-1, 1], latents (B, d), both on `run.device`. Methods that draw random numbers
+    take `rng`; None means the run's own generator, seeded when the run is loaded. `steps` is the length of a chain,
+    None the run's setting. A `trace` receives the diagnostics of a chain.
     """
 
     def __init__(
@@ -49,100 +55,104 @@ class Run:
         file: Path | None = None,
         ema: bool = True,
         sha256: str | None = None,
-        crew: Crew = ALONE,
+        world: World = SINGLE_PROCESS,
+        trained_data: Data | None = None,
     ) -> None:
-        self.config, self.device, self.images, self.seed = config, device, images, seed
-        self.crew = crew  # the processes that share the work of `draw`, and of tasks that say so
-        self._refused = False  # by a compiler
-        self.file, self.sha256, self.ema = file, sha256, ema  # of the weights: whence, which, whether averaged
+        self.config, self.device, self.seed = config, device, seed
+        self.images = images  # trained on
+        self.trained_data = trained_data or config.data  # of the run's own images; `config.data` may be overridden
+        self.file, self.sha256, self.ema = file, sha256, ema  # of the weights
+        self.world = world  # processes that share the work of `sample_batches` and of some tasks
         self.trio = trio.to(device).eval().requires_grad_(False)
-        self.means = choose(replace(config.engine, mode="eager"), device)  # how chains are computed for now
-        self._nets = self._evaluators()  # what chains are run with
-        self.rng = random_numbers.generator(random_numbers.derive(seed, random_numbers.Stream.USE), device)
+        self.plan = resolve_plan(replace(config.engine, mode="eager"), device)  # until `prepare` compiles
+        self._compile_failed = False
+        self._executors = self._build_executors()
+        self.rng = random_numbers.make_generator(random_numbers.derive_seed(seed, random_numbers.Stream.USE), device)
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
-        """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. steps=0: x_hat itself."""
+        """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. With steps=0: x_hat."""
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}.")
-        self.expect(n)
-        parts = (self.generate(self.prior(size, rng)) for size in self._sizes(n))
-        return torch.cat([self.revise_x(x_hat, steps, rng) for x_hat in parts])
+        self.prepare(n)
+        batches = (self.generate(self.prior(size, rng)) for size in self._batch_sizes(n))
+        return torch.cat([self.revise_x(x_hat, steps, rng) for x_hat in batches])
 
-    def draw(self, n: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """n samples in parts of at most `sampling.batch`, of which each process of the crew has its own.
+    def sample_batches(self, n: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """n samples in batches of at most `sampling.batch`: index of the first, generator samples, EBM samples.
 
-        Of each part: how many samples come before it, generator samples x_hat, and the same after the x-chain. A part
-        has random numbers of its own, so it does not matter who draws it; x_hat and the chain have too.
+        Each process yields its own batches. Every batch has its own random numbers, so the number of processes does not
+        change the samples; generator samples and chain noise are independent of each other too.
         """
-        self.expect(n)
+        self.prepare(n)
         first = 0
-        for number, size in enumerate(self._sizes(n)):
-            if number % self.crew.world == self.crew.rank:
-                x_hat = self.generate(self.prior(size, self.stream("prior", first)))
-                yield first, x_hat, self.revise_x(x_hat, rng=self.stream("x-chain", first))
+        for number, size in enumerate(self._batch_sizes(n)):
+            if number % self.world.size == self.world.rank:
+                x_hat = self.generate(self.prior(size, self.generator_for("prior", first)))
+                yield first, x_hat, self.revise_x(x_hat, rng=self.generator_for("x-chain", first))
             first += size
 
-    def check_alike(self) -> None:
-        """Whether all processes of the crew have the same weights: a run in training may have written others since."""
-        seen = self.crew.gather(self.sha256)
-        with self.crew.alike():
-            if len(set(seen)) > 1:
+    def check_same_weights(self) -> None:
+        """Raise `UserError` if the processes loaded different weights, as they may from a run in training."""
+        checksums = self.world.all_gather(self.sha256)
+        with self.world.fail_together():
+            if len(set(checksums)) > 1:
                 raise UserError(
-                    "the processes have loaded different weights: is the run in training? Copy its snapshot."
+                    "the processes loaded different weights: if the run is in training, use a copy of its snapshot."
                 )
 
-    def expect(self, n: int, watch: Watch = quiet, z_chain: bool = False) -> None:
-        """Chains for n images are to come, on x or on z: for many of them, networks are compiled as `engine` says."""
-        wanted = choose(self.config.engine, self.device)
-        enough = n >= COMPILE_FROM or self.config.engine.mode == "compiled"
-        if not wanted.compiled or not enough or self._refused:
+    def prepare(self, n: int, progress: ProgressFactory = no_progress, z_chain: bool = False) -> None:
+        """Compile the x-chain (or z-chain) for n images, if `engine` requests it and n is large enough."""
+        plan = resolve_plan(self.config.engine, self.device)
+        worthwhile = n >= COMPILE_MIN_IMAGES or self.config.engine.mode == "compiled"
+        if not plan.compiled or not worthwhile or self._compile_failed:
             return
-        if not self.means.compiled:
-            self.means = wanted
-            self._nets = self._evaluators()
-        with sampling_mode(self.trio, self.config.sampling.batchnorm):
-            refused = compile_for_use(self._nets, self.config, self._sizes(n), z_chain, self.device, watch)
-        if refused:
-            self._refused, self.means = True, replace(wanted, compiled=False)
-            print(f"not compiled ({refused}): going on eagerly", file=sys.stderr)
+        if not self.plan.compiled:
+            self.plan = plan
+            self._executors = self._build_executors()
+        sizes = self._batch_sizes(n)
+        with eval_mode(self.trio, self.config.sampling.batchnorm):
+            failure = compile_for_sampling(self._executors, self.config, sizes, z_chain, self.device, progress)
+        if failure:
+            self._compile_failed, self.plan = True, replace(plan, compiled=False)
+            print(f"running eagerly: compilation failed ({failure})", file=sys.stderr)
 
     @property
     def engine(self) -> str:
-        """How chains are computed, in words."""
-        return self.means.in_words
+        """How chains run: eager or compiled, and the precision."""
+        return self.plan.summary
 
-    def _evaluators(self) -> Trio:
-        with sampling_mode(self.trio, self.config.sampling.batchnorm):
-            return evaluators(self.trio, self.config, self.means, self.config.engine.micro_batch)
+    def _build_executors(self) -> Trio:
+        with eval_mode(self.trio, self.config.sampling.batchnorm):
+            return build_executors(self.trio, self.config, self.plan)
 
-    def _sizes(self, n: int) -> list[int]:
-        """How n images are cut into even parts of at most `sampling.batch`."""
-        parts = max(1, -(-n // self.config.sampling.batch))
-        return [n // parts + (part < n % parts) for part in range(parts)]
+    def _batch_sizes(self, n: int) -> list[int]:
+        """n images in batches of equal size, up to one image, and at most `sampling.batch`."""
+        count = max(1, -(-n // self.config.sampling.batch))
+        return [n // count + (number < n % count) for number in range(count)]
 
-    def stream(self, purpose: str, first: int = 0) -> torch.Generator:
-        """A source for one purpose, fixed by the seed alone: what else was drawn before has no say in it.
+    def generator_for(self, purpose: str, first: int = 0) -> torch.Generator:
+        """A random generator for one purpose, determined by the seed alone, not by earlier draws.
 
-        `first`: for the part of the work that begins with this item; the part at 0 has the purpose's own.
+        `first` is the index of the first item of a batch; each batch has its own generator.
         """
         path = (random_numbers.Stream.USE, zlib.crc32(purpose.encode()), *([first] if first else []))
-        return random_numbers.generator(random_numbers.derive(self.seed, *path), self.device)
+        return random_numbers.make_generator(random_numbers.derive_seed(self.seed, *path), self.device)
 
-    def check_traced(self, n: int) -> None:
-        """Chains that are followed step by step run side by side, so they must fit into one batch."""
+    def check_one_batch(self, n: int) -> None:
+        """Raise `UserError` if n traced chains do not fit into one batch: a trace covers one call of the kernel."""
         if n > self.config.sampling.batch:
-            raise UserError(f"-n {n}: at most {self.config.sampling.batch} chains are followed at once (--batch).")
+            raise UserError(f"-n {n}: at most sampling.batch={self.config.sampling.batch} chains can be traced.")
 
     def prior(self, n: int, rng: torch.Generator | None = None) -> Tensor:
         """n latents z ~ N(0, I)."""
         return torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng or self.rng)
 
     def generate(self, z: Tensor) -> Tensor:
-        """g(z): the generator's images of latents."""
+        """g(z): the generator's images."""
 
         def forward(z: Tensor) -> Tensor:
-            with frozen(self._nets.generator) as still:
-                return still(z)
+            with frozen(self._executors.generator) as generator:
+                return generator(z)
 
         return self._in_batches(forward, z)
 
@@ -156,19 +166,19 @@ class Run:
     ) -> Tensor:
         """T_x: Langevin steps on the energy from images x, with `config.sampling_chain`.
 
-        `observed` (B, 1 or C, H, W), where given, is true for the pixels that stay as they are.
+        `observed` (B, 1 or C, H, W) is a boolean mask of pixels that keep their value.
         """
         chain = _with_steps(self.config.sampling_chain, steps)
         source = rng or self.rng
 
-        def chain_on(x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_x(self._nets.energy, x, chain, source, trace, *observed)
+        def run_chain(x: Tensor, *observed: Tensor) -> Tensor:
+            return revise_x(self._executors.energy, x, chain, source, trace, *observed)
 
-        return self._in_batches(chain_on, self._images(x), *_given(observed, x), trace=trace)
+        return self._in_batches(run_chain, self._check_images(x), *_expand_mask(observed, x), trace=trace)
 
     def infer(self, x: Tensor) -> Gaussian:
         """q(z|x) of images x: its mean and log-variance."""
-        both = self._in_batches(lambda part: torch.stack(tuple(self.trio.inference(part)), 1), self._images(x))
+        both = self._in_batches(lambda batch: torch.stack(tuple(self.trio.inference(batch)), 1), self._check_images(x))
         return Gaussian(both[:, 0], both[:, 1])
 
     def revise_z(
@@ -182,62 +192,81 @@ class Run:
     ) -> Tensor:
         """T_z: Langevin steps on p(z|x) from latents z of images x, with `teaching.z_chain`.
 
-        `observed` (B, 1 or C, H, W), where given, is true for the pixels that count.
+        With `observed` (B, 1 or C, H, W), a boolean mask of known pixels: on p(z | observed pixels).
         """
         teaching = self.config.teaching
         chain = _with_steps(teaching.z_chain, steps)
         source = rng or self.rng
 
-        def chain_on(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_z(self._nets.generator, z, x, teaching.sigma, chain, source, trace, *observed)
+        def run_chain(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
+            return revise_z(self._executors.generator, z, x, teaching.sigma, chain, source, trace, *observed)
 
-        return self._in_batches(chain_on, z, self._images(x), *_given(observed, x), trace=trace)
+        return self._in_batches(run_chain, z, self._check_images(x), *_expand_mask(observed, x), trace=trace)
 
     def reconstruct(self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
-        """g at the latents of images x: q's mean, then the z-chain. steps=0: inference alone."""
+        """g at the latents of images x: the mean of q(z|x), then the z-chain. With steps=0: inference alone."""
         return self.generate(self.revise_z(self.infer(x).mean, x, steps, rng))
 
     def energy(self, x: Tensor) -> Tensor:
-        """E(x) = -f(x), (B,): low where the model expects data."""
-        return self._in_batches(self.trio.energy, self._images(x))
+        """E(x) = -f(x), (B,): low for likely images."""
+        return self._in_batches(self.trio.energy, self._check_images(x))
 
-    def _images(self, x: Tensor) -> Tensor:
-        """`x`, if it is of the shape this run was trained on."""
+    def export(self, path: Path, dtype: str = "float16") -> dict[str, Any]:
+        """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error.
+
+        Vectors (biases, norms) stay float32: they are small, and spectral norms are computed from them.
+        """
+        tensors = self.trio.state_dict()
+        rounded = {name: value.to(DTYPES[dtype]) if value.ndim >= 2 else value for name, value in tensors.items()}
+        overflowed = [name for name, value in rounded.items() if not value.isfinite().all()]
+        if overflowed:
+            raise UserError(f"{overflowed[0]} has values beyond the range of {dtype}: choose another --dtype.")
+        config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
+        checkpoint.save(path, rounded, {"config": config_io.to_tree(config), "images": self.images})
+        changed = sum(
+            float((rounded[name].to(value) - value).double().square().sum()) for name, value in tensors.items()
+        )
+        total = sum(float(value.double().square().sum()) for value in tensors.values())
+        return {"dtype": dtype, "bytes": path.stat().st_size, "relative_change": (changed / total) ** 0.5}
+
+    def _check_images(self, x: Tensor) -> Tensor:
+        """`x`, if it has the shape of this run's images."""
         shape = (self.config.data.channels, self.config.data.size, self.config.data.size)
         if x.ndim != 4 or x.shape[1:] != shape:
             raise UserError(
-                f"this run was trained on images of {_in_words(shape)}, and these are of {_in_words(x.shape[1:])}."
+                f"this run was trained on images of shape {_format_shape(shape)}, not {_format_shape(x.shape[1:])}."
             )
         return x
 
     def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor, trace: Trace | None = None) -> Tensor:
-        """`function` on at most `sampling.batch` items at a time: memory stays bounded whatever the count.
+        """`function` on at most `sampling.batch` items at a time, so that memory stays bounded.
 
-        The parts are even, since with batch statistics a small last one would look different. A trace
-        is of one chain, so it has them all at once.
+        Batches are of equal size: with batch statistics, a small last one would give different images. A trace covers
+        a single call, so a traced chain runs in one batch.
         """
         count = 1 if trace is not None else max(1, -(-len(inputs[0]) // self.config.sampling.batch))
-        # Chains differentiate, which a caller's inference mode would forbid: leave it, and its tensors.
-        with torch.inference_mode(False), torch.no_grad(), sampling_mode(self.trio, self.config.sampling.batchnorm):
+        # Chains need gradients, which a caller's inference mode would forbid: leave it, and copy its tensors.
+        with torch.inference_mode(False), torch.no_grad(), eval_mode(self.trio, self.config.sampling.batchnorm):
             own = (tensor.clone() if tensor.is_inference() else tensor for tensor in inputs)
-            parts = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
-            return torch.cat([function(*part) for part in parts])
+            batches = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
+            return torch.cat([function(*batch) for batch in batches])
 
 
-def _given(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
-    """A mask for each image, where there are masks."""
+def _expand_mask(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
+    """One mask per image, as an optional argument."""
     return () if observed is None else (observed.expand(len(x), -1, -1, -1),)
 
 
-def _in_words(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) + " (channels, height, width)"
 
 
-def finite(x: Tensor) -> Tensor:
-    """`x`, if a chain has not blown it up: as bytes that could not be told any more."""
+def require_finite(x: Tensor) -> Tensor:
+    """`x`, if a chain has not diverged; conversion to uint8 would hide that."""
     if not torch.isfinite(x).all():
         raise UserError(
-            "the chain left the finite numbers: take a smaller --step-size or --temperature, or fewer steps."
+            "the chain diverged to non-finite values: reduce sampling.step_size, sampling.temperature or "
+            "sampling.steps."
         )
     return x
 
@@ -256,39 +285,41 @@ def load(
     ema: bool = True,
     seed: int = 0,
     overrides: Sequence[str] = (),
-    crew: Crew = ALONE,
+    world: World = SINGLE_PROCESS,
 ) -> Run:
-    """A run from its folder, from a snapshot file alone, or from weights that come with the package, by their name.
+    """A run from its folder, from a snapshot file, or from pretrained weights by name.
 
-    ema=False takes the weights as trained, not their average (needs the run folder's full state).
-    `overrides` change how the run is used: "sampling.steps=70", "sampling.batch=100".
+    ema=False loads the weights as trained instead of their average; this needs the run folder. `overrides` change how
+    the run is used: "sampling.steps=70", "sampling.batch=100". `data.crop`, `data.resize` and `data.skip_bad` apply to
+    other images than the run's own.
     """
-    where, place = Path(path).expanduser(), crew.device(pick(str(device)))
-    where = file_of(where) or where
-    if not where.exists() and where.suffix != ".safetensors" and (known := published()):
-        raise UserError(f"run '{where}' does not exist, and the weights that come along are: {', '.join(known)}.")
-    if where.is_dir() or (not where.exists() and where.suffix != ".safetensors"):
-        folder = RunFolder(where)
+    file, target = Path(path).expanduser(), world.device(resolve_device(str(device)))
+    file = pretrained_file(file) or file
+    if not file.exists() and file.suffix != ".safetensors" and (names := pretrained_files()):
+        raise UserError(f"run '{file}' does not exist. Pretrained weights: {', '.join(names)}.")
+    if file.is_dir() or (not file.exists() and file.suffix != ".safetensors"):
+        folder = RunFolder(file)
         folder.require_run()
         if not ema:
             state = folder.latest_state()
-            config, trio = load_live_trio(state)
-            return _run(config, trio, place, int(state.stem), seed, overrides, state, ema, crew)
-        where = folder.snapshot
-        if not where.exists():
-            again = f"'dualmcmc train --resume --out {folder.root}'"
-            raise UserError(f"'{folder.root}' holds no snapshot: {again} writes it.")
+            config, trio = load_trio_without_ema(state)
+            return _make_run(config, trio, target, int(state.stem), seed, overrides, state, ema, world)
+        file = folder.snapshot
+        if not file.exists():
+            raise UserError(
+                f"'{folder.root}' has no snapshot: 'dualmcmc train --resume --out {folder.root}' writes one."
+            )
     elif not ema:
-        raise UserError(f"'{where}' holds averaged weights only: name the run folder to use the others.")
-    tensors, info = checkpoint.load(where)
+        raise UserError(f"'{file}' contains averaged weights only: --no-ema needs the run folder.")
+    tensors, info = checkpoint.load(file)
     if "rng" in info:
-        raise UserError(f"'{where}' is a full training state: name the run folder or its snapshot.")
-    config = read_config(where)
-    trio = build_filled(config, tensors, where)
-    return _run(config, trio, place, info["images"], seed, overrides, where, ema, crew)
+        raise UserError(f"'{file}' is a full training state: use the run folder or its snapshot.")
+    config = read_config(file)
+    trio = build_from_tensors(config, tensors, file)
+    return _make_run(config, trio, target, info["images"], seed, overrides, file, ema, world)
 
 
-def _run(
+def _make_run(
     config: Config,
     trio: Trio,
     device: torch.device,
@@ -297,17 +328,21 @@ def _run(
     overrides: Sequence[str],
     file: Path,
     ema: bool,
-    crew: Crew,
+    world: World,
 ) -> Run:
-    make_repeatable(device, config.train.deterministic)
-    sha256 = digest(file, "sha256").hexdigest()  # now: a run in training writes another snapshot sooner or later
-    return Run(_changed(config, overrides), trio, device, images, seed, file, ema, sha256, crew)
+    set_deterministic(device, config.train.deterministic)
+    sha256 = digest(file, "sha256").hexdigest()  # now: a run in training will replace its snapshot
+    used = _override(config, overrides)
+    trained_data = replace(config.data, path=used.data.path, test_path=used.data.test_path)
+    return Run(used, trio, device, images, seed, file, ema, sha256, world, trained_data)
 
 
-def _changed(config: Config, overrides: Sequence[str]) -> Config:
+def _override(config: Config, overrides: Sequence[str]) -> Config:
+    if not overrides:
+        return config
+    tree = config_io.apply_overrides(config_io.to_tree(config), overrides)
     for text in overrides:
-        if not text.startswith(("sampling.", "engine.", "teaching.z_chain.", "data.path=", "data.test_path=")):
-            raise UserError(
-                f"'{text}' cannot be changed in a trained run: sampling.*, engine.* and teaching.z_chain.* can."
-            )
-    return settings.from_tree(settings.apply_overrides(settings.to_tree(config), overrides)) if overrides else config
+        if not text.startswith(OVERRIDABLE):
+            names = ", ".join(name.replace("=", "") + "*" * name.endswith(".") for name in OVERRIDABLE)
+            raise UserError(f"'{sanitize(text)}' cannot be changed in a trained run: only {names} can.")
+    return config_io.from_tree(tree)

@@ -1,0 +1,334 @@
+"""Algorithm 1 in plain eager PyTorch, as one would first write it: nothing fused, cached or compiled.
+
+`dualmcmc bench` compares the engine with it, in values and in speed. It shares no code with the package: networks,
+chains and updates are written again, from the paper and the authors' settings. Parameters have the package's names, so
+that weights can be copied.
+
+Like the package, and unlike the authors' code, it runs no power iterations of the spectral norm inside a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+
+class DownBlock(nn.Module):
+    """Residual block of the energy network."""
+
+    def __init__(self, in_channels: int, out_channels: int, down: bool, first: bool = False) -> None:
+        super().__init__()
+        self.down, self.first = down, first
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        project = down or in_channels != out_channels
+        self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False) if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv2(F.relu(self.conv1(x if self.first else F.relu(x))))
+        shortcut = x if self.shortcut is None else self.shortcut(x)
+        return F.avg_pool2d(h, 2) + F.avg_pool2d(shortcut, 2) if self.down else h + shortcut
+
+
+class UpBlock(nn.Module):
+    """Residual block of the generator; doubles the resolution."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(in_channels), nn.BatchNorm2d(out_channels)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.shortcut = nn.Conv2d(in_channels, out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(upsample(F.relu(self.norm1(x))))
+        return self.conv2(F.relu(self.norm2(h))) + self.shortcut(upsample(x))
+
+
+def upsample(x: Tensor) -> Tensor:
+    """Twice the resolution, bilinear."""
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+class ResnetEnergy(nn.Module):
+    """E(x) with residual blocks."""
+
+    def __init__(self, size: int, channels: int, nef: int) -> None:
+        super().__init__()
+        blocks: list[nn.Module]
+        if size <= 32:
+            blocks = [DownBlock(channels, nef, True, first=True), DownBlock(nef, nef, True)]
+            blocks += [DownBlock(nef, nef, False) for _ in range(2)]
+        else:
+            widths = resnet_widths(size, nef)[::-1]
+            blocks = [DownBlock(channels, widths[0], True, first=True)]
+            blocks += [DownBlock(a, b, True) for a, b in pairwise(widths)]
+        self.blocks, self.out = nn.Sequential(*blocks), nn.Linear(nef, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.relu(self.blocks(x)).mean(dim=(2, 3))).flatten()
+
+
+class ResnetGenerator(nn.Module):
+    """g(z) with residual blocks."""
+
+    def __init__(self, size: int, channels: int, nef: int, latent_dim: int) -> None:
+        super().__init__()
+        widths, self.base = resnet_widths(size, nef), smallest_map(size)
+        self.start = nn.Linear(latent_dim, widths[0] * self.base**2)
+        self.blocks = nn.Sequential(*(UpBlock(a, b) for a, b in pairwise(widths)))
+        self.norm = nn.BatchNorm2d(widths[-1])
+        self.out = nn.Conv2d(widths[-1], channels, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        h = self.start(z).unflatten(1, (-1, self.base, self.base))
+        return torch.tanh(self.out(F.relu(self.norm(self.blocks(h)))))
+
+
+class SimpleEnergy(nn.Module):
+    """E(x) with plain convolutions."""
+
+    def __init__(self, size: int, channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        widths = [min(width << level, 4 * width) for level in range(halvings(size) + 1)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        for a, b in pairwise(widths):
+            layers += [nn.Conv2d(a, b, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            for _ in range(depth - 1):
+                layers += [nn.Conv2d(b, b, 3, padding=1), nn.LeakyReLU(0.2)]
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.hidden = nn.Linear(widths[-1] * smallest_map(size) ** 2, width)
+        self.out = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.leaky_relu(self.hidden(self.features(x)), 0.2)).flatten()
+
+
+class SimpleGenerator(nn.Module):
+    """g(z) with plain transposed convolutions."""
+
+    def __init__(self, size: int, channels: int, width: int, latent_dim: int) -> None:
+        super().__init__()
+        widths = [min(8 * width, 2 * width << level) for level in range(halvings(size), -1, -1)]
+        layers: list[nn.Module] = [nn.ConvTranspose2d(latent_dim, widths[0], smallest_map(size)), nn.LeakyReLU(0.2)]
+        for a, b in pairwise(widths):
+            layers += [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.tanh(self.layers(z[:, :, None, None]))
+
+
+class Inference(nn.Module):
+    """q(z|x): the mean and log-variance of a Gaussian."""
+
+    def __init__(self, size: int, channels: int, width: int, latent_dim: int) -> None:
+        super().__init__()
+        widths = [min(width << level, max(1024, width)) for level in range(halvings(size) + 1)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        for a, b in pairwise(widths):
+            layers += [nn.Conv2d(a, b, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        self.features = nn.Sequential(*layers)
+        self.mean = nn.Conv2d(widths[-1], latent_dim, smallest_map(size))
+        self.log_var = nn.Conv2d(widths[-1], latent_dim, smallest_map(size))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.features(x)
+        return self.mean(h).flatten(1), self.log_var(h).flatten(1)
+
+
+def halvings(size: int) -> int:
+    """How often an image is halved."""
+    count = 0
+    while size > 7 and size % 2 == 0:
+        size, count = size // 2, count + 1
+    return count
+
+
+def smallest_map(size: int) -> int:
+    """Side of the smallest feature map."""
+    return size >> halvings(size)
+
+
+def resnet_widths(size: int, nef: int) -> list[int]:
+    """Channels of a resnet's feature maps, the smallest map first."""
+    count = halvings(size) + 1
+    return [nef] * count if size <= 32 else [max(nef >> level, min(nef, 64)) for level in range(count)]
+
+
+class Reference:
+    """The three networks and their optimizers. `config` is the package's."""
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        self.cfg, nets, data = config.teaching, config.nets, config.data
+        image, latent_dim = (data.size, data.channels), self.cfg.latent_dim
+        self.energy: nn.Module
+        self.generator: nn.Module
+        if nets.kind == "simple":
+            self.energy = SimpleEnergy(*image, nets.energy_width, nets.energy_depth)
+            self.generator = SimpleGenerator(*image, nets.generator_width, latent_dim)
+        else:
+            self.energy = ResnetEnergy(*image, nets.energy_width)
+            self.generator = ResnetGenerator(*image, nets.generator_width, latent_dim)
+        self.inference: nn.Module = Inference(*image, nets.inference_width, latent_dim)
+        if nets.spectral_norm:
+            for module in list(self.energy.modules()):
+                if isinstance(module, (nn.Conv2d, nn.Linear)):
+                    spectral_norm(module)
+        self.nets = nn.ModuleDict({"energy": self.energy, "generator": self.generator, "inference": self.inference})
+        self.nets.to(device).train()
+        self.optimizers = {}
+        for name, net in self.nets.items():
+            opt = getattr(config.optim, name)
+            self.optimizers[name] = torch.optim.Adam(
+                net.parameters(), lr=opt.lr, betas=opt.betas, eps=opt.eps, weight_decay=opt.weight_decay
+            )
+
+    def iteration(
+        self, x: Tensor, rng: torch.Generator, lap: Callable[[str], None] = lambda part: None
+    ) -> dict[str, Tensor]:
+        """One iteration on images x (B, C, H, W). Calls `lap` with the name of each part when it ends."""
+        cfg = self.cfg
+
+        # MCMC sampling
+        z = torch.randn(len(x), cfg.latent_dim, device=x.device, generator=rng)
+        x_hat = self.generator(z)
+        lap("generator")
+        x_start, x_rev = self.x_chain(x_hat, rng)
+        lap("x-chain")
+
+        # MCMC inference
+        mean, log_var = self.inference(x)
+        z_hat = (mean + torch.exp(0.5 * log_var) * randn_like(mean, rng)).detach()
+        lap("inference")
+        z_rev = self.z_chain(z_hat, x, rng)
+        lap("z-chain")
+
+        # Learn the generator
+        paper_weight = 1 / (2 * cfg.sigma**2)
+        w_data = paper_weight if cfg.generator_data_weight is None else cfg.generator_data_weight
+        w_sample = paper_weight if cfg.generator_sample_weight is None else cfg.generator_sample_weight
+        data_error = squared_error(x, self.generator(z_rev)).mean()
+        sample_error = squared_error(x_rev, x_hat).mean()
+        norm_generator = self.update("generator", w_data * data_error + w_sample * sample_error)
+        lap("generator")
+
+        # Learn the inference model
+        data_nll = gaussian_nll(z_rev, mean, log_var)
+        sample_nll = gaussian_nll(z, *self.inference(x_rev))
+        loss = cfg.inference_data_weight * data_nll + cfg.inference_sample_weight * sample_nll
+        norm_inference = self.update("inference", loss)
+        lap("inference")
+
+        # Learn the EBM
+        negatives = x_rev
+        if cfg.second_x_chain:  # the authors' code: fresh negatives from the updated generator
+            with torch.no_grad():
+                x_hat = self.generator(z)
+            lap("generator")
+            _, negatives = self.x_chain(x_hat, rng)
+            lap("x-chain")
+        images = [x, negatives]
+        if cfg.energy_consistency:
+            images += random_shifts(x, negatives, cfg.energy_shift, rng)
+        e_data, e_sample, *e_shifted = self.energy(torch.cat(images)).split(len(x))
+        energy_gap = e_sample.mean() - e_data.mean()
+        loss = cfg.energy_l2 * (e_data.square().mean() + e_sample.square().mean()) - energy_gap
+        for energy, shifted in zip((e_data, e_sample), e_shifted, strict=False):
+            loss = loss + cfg.energy_consistency * ((energy - shifted) ** 2).mean()
+        norm_energy = self.update("energy", cfg.energy_weight * loss)
+        lap("energy")
+
+        return {
+            "energy_data": e_data.mean().detach(),
+            "energy_sample": e_sample.mean().detach(),
+            "energy_gap": energy_gap.detach(),
+            "reconstruction_mse": data_error.detach() / x[0].numel(),
+            "x_displacement_rms": (x_rev - x_start).square().flatten(1).mean(1).sqrt().mean(),
+            "z_displacement_rms": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),
+            "inference_data_nll": data_nll.detach(),
+            "inference_sample_nll": sample_nll.detach(),
+            "grad_norm_generator": norm_generator,
+            "grad_norm_inference": norm_inference,
+            "grad_norm_energy": norm_energy,
+        }
+
+    def x_chain(self, x_hat: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The initial state, and the state after k_x Langevin steps on E."""
+        x_start = x_hat.detach()
+        if self.cfg.start_noise > 0:
+            x_start = x_start + self.cfg.start_noise * randn_like(x_start, rng)
+        self.energy.eval()  # no power iterations of the spectral norm
+        x_rev = langevin(x_start, self.energy, self.cfg.x_chain, rng)
+        self.energy.train()
+        return x_start, x_rev
+
+    def z_chain(self, z_hat: Tensor, x: Tensor, rng: torch.Generator) -> Tensor:
+        """z after k_z Langevin steps on p(z|x)."""
+
+        def negative_log_joint(z: Tensor) -> Tensor:
+            return squared_error(x, self.generator(z)) / (2 * self.cfg.sigma**2) + 0.5 * z.square().sum(1)
+
+        return langevin(z_hat, negative_log_joint, self.cfg.z_chain, rng)
+
+    def update(self, name: str, loss: Tensor) -> Tensor:
+        """One optimizer step of a network; returns the gradient norm."""
+        self.optimizers[name].zero_grad()
+        loss.backward()
+        gradients = [p.grad for p in self.nets[name].parameters() if p.grad is not None]
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        self.optimizers[name].step()
+        return norm
+
+
+def langevin(state: Tensor, potential: Callable[[Tensor], Tensor], chain: Any, rng: torch.Generator) -> Tensor:
+    """`chain.steps` Langevin steps on exp(-potential)."""
+    if chain.grad_clip is not None:
+        raise ValueError("the reference does not support grad_clip")
+    noise_std = (2 * chain.step_size * chain.temperature) ** 0.5
+    for _ in range(chain.steps):
+        state = state.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(potential(state).sum(), state)
+        state = state.detach() - chain.step_size * gradient
+        if noise_std > 0:
+            state = state + noise_std * randn_like(state, rng)
+        if chain.clamp is not None:
+            state = state.clamp(-chain.clamp, chain.clamp)
+    return state.detach()
+
+
+def random_shifts(x: Tensor, x_rev: Tensor, max_pixels: int, rng: torch.Generator) -> list[Tensor]:
+    """Both batches, each image shifted by up to `max_pixels`, as products with one-hot matrices."""
+    offsets = torch.randint(2 * max_pixels + 1, (len(x), 2, 2), device=x.device, generator=rng)  # image, batch, axis
+    shifted = []
+    for batch, images in enumerate((x, x_rev)):
+        padded = F.pad(images, [max_pixels] * 4, mode="reflect")
+        rows, columns = (
+            torch.eye(n + 2 * max_pixels, device=x.device)[
+                offsets[:, batch, axis, None] + torch.arange(n, device=x.device)
+            ]
+            for axis, n in enumerate(x.shape[2:])
+        )
+        shifted.append(torch.einsum("bhi,bcij,bwj->bchw", rows, padded, columns))
+    return shifted
+
+
+def squared_error(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b|^2 of each image, (B,)."""
+    return (a - b).square().flatten(1).sum(1)
+
+
+def gaussian_nll(z: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
+    """Mean over the batch of -log N(z; mean, exp(log_var)), without its constant."""
+    return 0.5 * (log_var + (z - mean).square() * torch.exp(-log_var)).sum(1).mean()
+
+
+def randn_like(tensor: Tensor, rng: torch.Generator) -> Tensor:
+    """torch.randn_like, which takes no generator."""
+    return torch.randn(tensor.shape, device=tensor.device, dtype=tensor.dtype, generator=rng)

@@ -1,0 +1,108 @@
+"""The command `dualmcmc`: parses, calls, prints. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dualmcmc import __version__
+from dualmcmc.cli import data, evaluate, tasks, train
+from dualmcmc.cli.options import require_single_process
+from dualmcmc.engine.distributed import env_rank, is_launched
+from dualmcmc.utils.errors import Diverged, ProcessLost, UserError, nearest, sanitize
+
+DISTRIBUTED_COMMANDS = ("train", "sample", "evaluate")
+
+app = typer.Typer(
+    help="Train an energy-based model, a generator and an inference model by dual-MCMC teaching (Cui & Han, NeurIPS "
+    "2023), and use them.\n\nStart with: dualmcmc train && dualmcmc report runs/digits",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for _command in (*train.COMMANDS, *tasks.COMMANDS, *evaluate.COMMANDS):
+    app.command(_command.__name__.replace("_", "-"))(_command)
+app.add_typer(data.app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    elif is_launched() and context.invoked_subcommand not in DISTRIBUTED_COMMANDS:
+        require_single_process(context.invoked_subcommand)
+
+
+def main() -> None:
+    """Run the command. Bad input is one line on standard error and exit code 2."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    received: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        """Exit through the finally blocks, which remove half-written files. Training has its own handler."""
+        received.append(number)
+        sys.unraisablehook = lambda _: None  # objects dropped half-initialised may complain
+        sys.exit(128 + number)
+
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+    try:
+        _run()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        if received:  # whatever went wrong on the way out
+            sys.exit(128 + received[0])
+
+
+def _run() -> None:
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()  # here, where a closed pipe can still be handled
+    except UserError as error:
+        code = _report_error(str(error), 2)
+    except Diverged as error:
+        code = _report_error(str(error), 3)
+    except ProcessLost as error:
+        code = _report_error(str(error), 4)
+    except BrokenPipeError:  # the reader of our output has exited: `dualmcmc presets | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        code = _report_error(f"{error.filename or 'system error'}: {error.strerror or error}.", 2)
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error):  # torch has two of them
+            advice = "lower train.batch or engine.micro_batch in training, --batch or -n elsewhere."
+            sys.exit(_report_error(f"out of memory: {advice}", 2))
+        if not hasattr(error, "format_message"):  # not a usage error of the command line: a bug
+            raise
+        code = _report_error(_usage_error(error), 2)
+    sys.exit(code or 0)
+
+
+def _usage_error(error: Any) -> str:
+    """A usage error in one line."""
+    text = " ".join(str(error.format_message()).split())
+    names = [command.name for command in app.registered_commands if command.name]
+    names += [group.name for group in app.registered_groups if isinstance(group.name, str)]
+    word = text.partition("'")[2].partition("'")[0]
+    hint = nearest(word, names) if text.startswith("No such command") and "Did you mean" not in text else ""
+    context = getattr(error, "ctx", None)
+    end = "" if text.endswith((".", "?")) else "."
+    return f"{text}{end}{hint} See {context.command_path if context else 'dualmcmc'} --help."
+
+
+def _report_error(text: str, code: int) -> int:
+    line = f"{f'rank {env_rank()}: ' if env_rank() > 0 else ''}{text}"
+    print(f"error: {sanitize(line, 10_000)}", file=sys.stderr)  # file names cannot send control characters
+    return code

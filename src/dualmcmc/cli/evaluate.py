@@ -1,0 +1,274 @@
+"""Commands that measure a run and check its health: evaluate, fid, doctor, report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dualmcmc import config_io
+from dualmcmc.cli.data import Crop, SkipBad, check_choice
+from dualmcmc.cli.options import (
+    Device,
+    Ema,
+    Inception,
+    Json,
+    RunFolderTarget,
+    RunTask,
+    Seed,
+    TrustInception,
+    limit,
+    print_json,
+    print_notes,
+    progress_of,
+    run_command,
+    split_list,
+)
+from dualmcmc.cli.tasks import format_similarity
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import check_output
+
+if TYPE_CHECKING:
+    from dualmcmc.tasks.run import Run
+
+METRIC_LABELS = {"fid": "FID", "frechet_custom_network": "Fréchet (custom network)", "is": "IS", "kid": "KID"}
+
+
+@run_command()
+def evaluate(
+    task: RunTask,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="fid, is, kid, precision, recall, mse, psnr, ssim; comma-separated. [default: fid,is,mse,psnr,ssim, "
+            "those that need Inception only if it was fetched]",
+            show_default=False,
+        ),
+    ] = None,
+    num: Annotated[int, limit("Number of samples of each kind. [default: 50000]", 2)] = 50_000,
+    inception: Inception = None,
+    trust_inception: TrustInception = False,
+) -> None:
+    """Measure FID of samples and errors of reconstructions.
+
+    FID of generator and EBM samples uses the 2015 TensorFlow Inception ('dualmcmc data fetch inception'), samples
+    rounded to uint8, and all training images, whose statistics are cached. Reconstructions are of held-out images: by
+    inference alone, with the z-chain, and by chains from noise. The result is saved in TARGET/results and shown by
+    'dualmcmc report'.
+
+    \b
+    Examples:
+      dualmcmc evaluate runs/c10
+      dualmcmc evaluate runs/c10 sampling.steps=70 sampling.step_size=0.08 sampling.temperature=6.25e-6
+      dualmcmc evaluate runs/c10 --metrics fid,kid -n 10000
+      torchrun --nproc_per_node=8 -m dualmcmc evaluate runs/c10
+    """
+    from dualmcmc import data
+    from dualmcmc.tasks import evaluate as module
+    from dualmcmc.tasks.fid import load_features, small_sample_notes
+
+    with task.distributed() as world:
+        with world.fail_together():
+            given = split_list("--metrics", metrics.lower()) if metrics is not None else list(module.DEFAULT)
+            wanted = module.check_metrics(given)
+            run = task.load(world)
+            features, missing = None, {}
+            if set(wanted) & set(module.SAMPLE_METRICS):
+                try:
+                    features = load_features(inception, run.device, trust_inception)
+                except UserError as error:
+                    if metrics is not None or inception is not None:
+                        raise
+                    missing = {name: str(error) for name in wanted if name in module.SAMPLE_METRICS}
+                    wanted = [name for name in wanted if name not in missing]
+            images = data.load(run.trained_data, progress_of(world))
+        without_inception = world.all_gather(bool(missing))
+        with world.fail_together():
+            if any(without_inception) and not all(without_inception):
+                raise UserError("Inception is missing on some machines: fetch it there, or choose other --metrics.")
+        what = data.describe(run.trained_data, images)
+        result = module.evaluate(run, wanted, num, images, features, progress_of(world))
+    if not world.is_main:
+        return
+    print_notes(what["notes"])
+    skipped = missing | result.skipped
+    notes = small_sample_notes(min(num, len(images.train))) if result.generator else []
+    print_notes(notes)
+    task.finish(
+        run,
+        result.numbers(),
+        _format_evaluation(result, num, images, what, run, skipped),
+        samples=num if result.generator else 0,
+        reference={"images": len(images.train), "from_cache": result.reference_cached} if result.generator else None,
+        reconstructed=images.test_or_train()[1] if result.reconstruction else None,
+        data=what,
+        inception=_network_facts(features),
+        skipped=skipped,
+        notes=notes,
+        seconds_by_part={name: round(value, 3) for name, value in result.seconds.items()},
+    )
+
+
+def _format_evaluation(
+    result: Any, num: int, images: Any, what: dict[str, Any], run: Run, skipped: dict[str, str]
+) -> list[str]:
+    lines = []
+    if result.generator:
+        chain = run.config.sampling_chain
+        lines += [
+            f"{num:,} samples of each kind against {len(images.train):,} training images ({what['source']} "
+            f"{what['split']}, {what['size']}x{what['size']}, crop {what['crop']})",
+            f"{'':<24} {'generator':>12} {'EBM':>12}   x-chain: {chain.steps} steps of {chain.step_size:g}",
+        ]
+        for name in result.generator:
+            if not name.endswith("_std"):
+                values = (_with_std(part, name) for part in (result.generator, result.ebm))
+                lines.append(f"{METRIC_LABELS.get(name, name):<24} " + " ".join(f"{value:>12}" for value in values))
+    if result.reconstruction:
+        store, kind = images.test_or_train()
+        lines.append(f"reconstructions of {len(store):,} {kind}")
+        lines += [f"{start:<14} {format_similarity(numbers)}" for start, numbers in result.reconstruction.items()]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        by_reason.setdefault(reason, []).append(name)
+    return lines + [f"skipped {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def _with_std(numbers: dict[str, float], name: str) -> str:
+    std = f" ±{numbers[f'{name}_std']:.2g}" if f"{name}_std" in numbers else ""
+    return f"{numbers[name]:.4g}{std}"
+
+
+def _network_facts(features: Any) -> dict[str, Any] | None:
+    return None if features is None else {"sha256": features.checksum, "standard": features.standard}
+
+
+def fid(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Dataset NAME (training split), NAME:SPLIT, NAME=PATH, a PATH, or FILE.npz:ARRAY.",
+            show_default=False,
+        ),
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
+    size: Annotated[
+        int | None, typer.Option(help="Image side in pixels. [default: the dataset's]", show_default=False, min=1)
+    ] = None,
+    crop: Crop = "center",
+    skip_bad: SkipBad = False,
+    inception: Inception = None,
+    trust_inception: TrustInception = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure FID between two sets of images.
+
+    \b
+    Examples:
+      dualmcmc fid cifar10:train cifar10:test
+      dualmcmc fid my/samples cifar10 --size 32
+    """
+    from dualmcmc.tasks import record
+    from dualmcmc.tasks.fid import distance, load_features
+    from dualmcmc.utils.device import resolve_device
+    from dualmcmc.utils.progress import show_progress
+
+    start = time.monotonic()
+    features = load_features(inception, resolve_device(device), trust_inception)
+    name, value, sets = distance(first, second, features, size, check_choice("--crop", crop), skip_bad, show_progress)
+    if as_json:
+        facts = record.describe_call("fid", time.monotonic() - start, features.device)
+        print_json({name: value, "sets": sets, "inception": _network_facts(features), **facts})
+        return
+    for one in sets:
+        size_text = f"{one['size']}x{one['size']}"
+        print(f"{one['source']} {one['split']}: {one['images']:,} images, {size_text}, crop {one['crop']}")
+        print_notes(one["notes"])
+    print(f"{METRIC_LABELS.get(name, name)} {value:.4f}")
+
+
+def doctor(
+    target: RunFolderTarget,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.png: curves of the log with healthy ranges.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check whether a run looks healthy, and what to change.
+
+    Reads only the log, so the run may be training, stopped, killed or diverged. Exit codes: 0 healthy or warnings,
+    1 unhealthy, 2 bad input.
+    """
+    from dualmcmc.engine.log import read_log
+    from dualmcmc.engine.run_folder import RunFolder
+    from dualmcmc.health import examine
+    from dualmcmc.health.findings import format_findings, verdict
+    from dualmcmc.health.history import History
+
+    folder = RunFolder(target.expanduser())
+    folder.require_run()
+    if not folder.log.is_file():
+        raise UserError(f"'{folder.root}' has no log.jsonl: train there first, or choose another run.")
+    if out is not None:
+        check_output(out, ".png")
+    config, log = config_io.load_stored_config(folder.config), read_log(folder.log)
+    findings, history = examine(log, config), History(log)
+    if out is not None:
+        from dualmcmc.health.findings import healthy_ranges
+        from dualmcmc.report.curves import plot_log
+        from dualmcmc.utils.images import save_png
+
+        bands = {name: (span.low, span.high) for name, span in healthy_ranges(config).items()}
+        save_png(plot_log(history.lines, bands), out)
+    if as_json:
+        facts = {"run": str(folder.root), "verdict": verdict(findings), "images": history.images}
+        facts["lines"] = len(history.lines)
+        print_json({**facts, "findings": [vars(f) for f in findings], "file": None if out is None else str(out)})
+    else:
+        count = len(history.lines)
+        print(f"{verdict(findings)} ({history.images:,} images, {count:,} log line{'s' * (count != 1)})")
+        for line in format_findings(findings):
+            print(line)
+        if out is not None:
+            print(f"picture: {out}")
+    if verdict(findings) == "unhealthy":
+        raise typer.Exit(1)
+
+
+def report(
+    target: RunFolderTarget,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.html. [default: report.html in TARGET]", show_default=False)
+    ] = None,
+    seed: Seed = 0,
+    ema: Ema = True,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about a run.
+
+    Numbers, samples, both chains as film strips, curves, timings and settings.
+    """
+    from dualmcmc.engine.run_folder import RunFolder
+    from dualmcmc.report.page import LABELS, write_report
+
+    folder = RunFolder(target)
+    folder.require_run()
+    if out is not None:
+        check_output(out, ".html")
+    path, numbers = write_report(folder, device, out, ema, seed)
+    if as_json:
+        print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})
+        return
+    for key, label in LABELS.items():
+        if key in numbers:
+            print(f"{numbers[key]:8.4f}  {label}")
+    print(f"measured on {numbers['measured_on']}" + (f", {numbers['samples']} samples" if "samples" in numbers else ""))
+    print(f"report: {path}")
+
+
+COMMANDS = (evaluate, fid, doctor, report)

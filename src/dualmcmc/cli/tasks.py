@@ -1,0 +1,331 @@
+"""Commands that make pictures and numbers from a trained run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dualmcmc.cli.options import (
+    Images,
+    Json,
+    RunTarget,
+    RunTask,
+    limit,
+    print_json,
+    print_notes,
+    progress_of,
+    run_command,
+    split_list,
+)
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import check_output
+from dualmcmc.utils.progress import show_progress
+
+if TYPE_CHECKING:
+    from dualmcmc.tasks.inputs import TaskImages
+
+LONG_CHAIN_STEPS = 2000
+MAX_INTERPOLATED = 10_000  # images in the picture
+INPAINTING_STAGES = {"inference": "inference + generator", "z_chain": "+ z-chain", "x_chain": "+ x-chain"}
+
+
+@run_command(".png", ".npz")
+def sample(task: RunTask, num: Annotated[int, limit("Number of samples. [default: 64]")] = 64) -> None:
+    """Draw generator and EBM samples.
+
+    A .png shows generator samples next to the same samples after the EBM's x-chain; a .npz contains any number of both
+    as uint8 pixels.
+
+    \b
+    Examples:
+      dualmcmc sample cifar10-simple
+      dualmcmc sample runs/c10 sampling.steps=70 sampling.step_size=0.08 -n 100
+      dualmcmc sample runs/c10 -n 50000 --out samples.npz
+      torchrun --nproc_per_node=8 -m dualmcmc sample runs/c10 -n 50000 --out samples.npz
+    """
+    from dualmcmc.tasks.sample import sample as draw
+
+    with task.distributed() as world:
+        with world.fail_together():
+            run = task.load(world)
+        numbers = draw(run, num, task.out, progress_of(world))
+        lines = [
+            f"{num} samples: generator, and after {numbers['steps']} steps",
+            f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, displacement "
+            f"{numbers['x_displacement_rms']:.4g} (rms per pixel, range [-1, 1])",
+        ]
+        task.finish(run, numbers, lines, samples=num)
+
+
+@run_command(".png")
+def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [default: 16]")] = 16) -> None:
+    """Run x-chains far beyond their training length.
+
+    2,000 steps, or sampling.steps; shows energy, displacement and pixel range along the chains. A chain that has
+    converged keeps its energy; one that keeps drifting indicates an energy that is unbounded there.
+
+    \b
+    Example:
+      dualmcmc long-chains runs/c10 sampling.steps=5000 -n 8
+    """
+    from dualmcmc.tasks import chains
+    from dualmcmc.utils.images import save_png
+
+    run = task.load(defaults=[f"sampling.steps={LONG_CHAIN_STEPS}"])
+    result = chains.long_chains(run, num, run.config.sampling_chain.steps)
+    save_png(result.picture, task.out)
+    r = result.numbers
+    lines = [
+        f"{num} chains of {r['steps']} steps: {'all finite' if r['finite'] else 'NOT FINITE'}",
+        f"mean energy {r['energy_start']:.4g} at the start, {r['energy_halfway']:.4g} halfway, "
+        f"{r['energy_end']:.4g} at the end",
+        f"displacement {r['displacement_rms_halfway']:.4g} halfway, {r['displacement_rms_end']:.4g} at the end "
+        "(rms per pixel)",
+        f"largest pixel {r['max_abs_pixel']:.4g}, {100 * r['fraction_outside_range']:.2f} % outside [-1, 1]",
+    ]
+    task.finish(run, r, lines, samples=num)
+
+
+@run_command(".png")
+def reconstruct(
+    task: RunTask,
+    images: Images = None,
+    num: Annotated[int | None, limit("Use only this many images, chosen by --seed.")] = None,
+) -> None:
+    """Reconstruct images, with and without the z-chain.
+
+    \b
+    Examples:
+      dualmcmc reconstruct runs/c10 teaching.z_chain.steps=30
+      dualmcmc reconstruct runs/faces --images photos/ data.crop=celeba140
+    """
+    from dualmcmc.tasks import reconstruct as module
+
+    run = task.load()
+    inputs = task.images(run, images, num)
+    result = module.reconstruct(run, inputs.store, progress=show_progress)
+    module.save_picture(result, task.out)
+    lines = [
+        f"{result.images} {inputs.what}: original, inference, inference + {result.steps} steps",
+        f"inference          {format_similarity(result.inference)}",
+        f"inference + chain  {format_similarity(result.revised)}",
+    ]
+    numbers = {"inference": result.inference, "revised": result.revised}
+    task.finish(run, numbers, lines, images=result.images, what=inputs.what, data=inputs.origin)
+
+
+def format_similarity(numbers: dict[str, float]) -> str:
+    """MSE, PSNR and SSIM on one line."""
+    labels = {"mse": "MSE on [-1, 1]", "mse_0_to_1": "on [0, 1]", "psnr_db": "PSNR", "ssim": "SSIM"}
+    return "  ".join(f"{label} {numbers[name]:.4g}" for name, label in labels.items() if name in numbers)
+
+
+@run_command(".png")
+def interpolate(
+    task: RunTask,
+    images: Images = None,
+    num: Annotated[int, limit("Number of pairs of each kind. [default: 3]")] = 3,
+    points: Annotated[int, typer.Option(help="Images per pair, both ends included.", min=2)] = 9,
+    spherical: Annotated[bool, typer.Option("--spherical", help="Interpolate on the sphere, not linearly.")] = False,
+) -> None:
+    """Interpolate between latents of samples and of images.
+
+    Top: between prior draws. Bottom: between images, after inference + z-chain.
+    """
+    from dualmcmc.tasks import interpolate as module
+    from dualmcmc.utils.images import from_uint8, save_png
+
+    if num < 1 or num * points > MAX_INTERPOLATED:
+        raise UserError(f"-n {num}: use 1 to {MAX_INTERPOLATED // points:,} pairs of {points} points.")
+    run = task.load()
+    inputs = task.images(run, images)
+    ends = from_uint8(inputs.store.first(2 * num).to(run.device))
+    results = {
+        "prior": module.interpolate(run, *module.prior_pairs(run, num), points, spherical),
+        "inferred": module.interpolate(run, *module.inferred_pairs(run, ends), points, spherical),
+    }
+    save_png(module.picture(*results.values()), task.out)
+    labels = {"prior": "prior draws", "inferred": inputs.what}
+    lines = [
+        f"{result.numbers['pairs']} pairs of {labels[name]}, {points} images each: from one to the next a pixel "
+        f"changes by {result.numbers['pixel_change_rms_mean']:.4g} "
+        f"(rms; largest {result.numbers['pixel_change_rms_max']:.4g})"
+        for name, result in results.items()
+    ]
+    numbers = {name: result.numbers for name, result in results.items()}
+    task.finish(run, numbers, lines, data=inputs.origin)
+
+
+@run_command(".png")
+def revise(
+    task: RunTask,
+    images: Images = None,
+    num: Annotated[int, limit("Number of chains to average over, at most --batch. [default: 64]", 1)] = 64,
+    rows: Annotated[int, typer.Option(help="Chains shown.", min=1, max=100)] = 6,
+    every: Annotated[int, typer.Option(help="Steps between two frames of the x-chain.", min=1)] = 3,
+) -> None:
+    """Show both chains step by step, as film strips.
+
+    Left: the x-chain from generator samples, and its energy. Right: the z-chain from inference with the image last, and
+    its reconstruction error. 'dualmcmc evaluate' measures FID before and after the x-chain.
+    """
+    from dualmcmc.tasks import chains
+    from dualmcmc.utils.images import save_png
+
+    run = task.load()
+    inputs = task.images(run, images)
+    x, z = chains.trace_x(run, num, every), chains.trace_z(run, inputs.store.first(num), 1)
+    save_png(chains.picture(x, z, rows), task.out)
+    energy, mse = x.means(), z.means()
+    lines = [
+        f"x-chain, {len(energy) - 1} steps: mean energy {energy[0]:.4g} -> {energy[-1]:.4g} ({num} chains)",
+        f"z-chain, {len(mse) - 1} steps: MSE {mse[0]:.4g} -> {mse[-1]:.4g} "
+        f"({min(num, len(inputs.store))} {inputs.what})",
+    ]
+    numbers = {"energy": energy, "mse": mse, "frames_x": x.at, "frames_z": z.at}
+    task.finish(run, numbers, lines, chains=num, data=inputs.origin)
+
+
+@run_command(".png")
+def inpaint(
+    task: RunTask,
+    mask: Annotated[
+        str,
+        typer.Option(
+            help="M20, M30, M40: central square of that side at 64 pixels, scaled. R20, R30, R40: that percentage in "
+            "random squares. Or an image whose white pixels are hidden."
+        ),
+    ] = "M20",
+    images: Images = None,
+    num: Annotated[int | None, limit("Use only this many images, chosen by --seed.")] = None,
+) -> None:
+    """Fill in hidden parts of images.
+
+    In the paper's three stages: inference + generator; + z-chain; + x-chain. Picture columns: image, masked image, the
+    three stages. Only observed pixels are used.
+    """
+    from dualmcmc.tasks import inpaint as module
+    from dualmcmc.utils.images import save_png
+
+    run = task.load()
+    module.make_mask(mask, 1, run.config.data.size)  # refuse a bad mask before the work starts
+    inputs = task.images(run, images, num)
+    result = module.inpaint(run, inputs.store, mask, progress=show_progress)
+    save_png(module.picture(result), task.out)
+
+    def both(numbers: dict[str, float]) -> str:
+        return f"{numbers['psnr_db']:.3f} / {numbers['ssim']:.3f}"
+
+    lines = [
+        f"{result.images} {inputs.what}, mask {mask} hides {100 * result.hidden_fraction:.1f} % of the pixels",
+        f"{'PSNR / SSIM':<24} {'observed kept':>16} {'all generated':>16} {'PSNR, hidden pixels':>20}",
+        *(
+            f"{label:<24} {both(result.completed[stage]):>16} {both(result.generated[stage]):>16} "
+            f"{result.completed[stage]['psnr_hidden_db']:>20.3f}"
+            for stage, label in INPAINTING_STAGES.items()
+        ),
+    ]
+    numbers = {
+        "completed": result.completed,
+        "generated": result.generated,
+        "hidden_fraction": result.hidden_fraction,
+    }
+    task.finish(run, numbers, lines, images=result.images, what=inputs.what, data=inputs.origin, mask=mask)
+
+
+@run_command(".png")
+def outliers(
+    task: RunTask,
+    against: Annotated[
+        str,
+        typer.Option(
+            help="Datasets to detect, comma-separated: NAME ('dualmcmc data list'), NAME:SPLIT, NAME=PATH, or PATH.",
+            show_default=False,
+        ),
+    ],
+    scores: Annotated[
+        str, typer.Option(help="energy, typicality (|E - mean|), reconstruction; comma-separated.")
+    ] = "energy",
+    num: Annotated[int | None, limit("Use only this many images per dataset, chosen by --seed.")] = None,
+) -> None:
+    """Detect images of other datasets by their energy.
+
+    AUROC, AUPR, FPR@95 and histograms. The run's held-out images are the in-distribution set; higher scores mean
+    outliers.
+
+    \b
+    Examples:
+      dualmcmc outliers runs/c10 --against svhn,cifar100,celeba
+      dualmcmc outliers runs/c10 --against photos/,svhn=/data/svhn --scores energy,typicality
+    """
+    from dualmcmc.tasks import outliers as module
+    from dualmcmc.tasks.inputs import dataset_for, held_out_images
+    from dualmcmc.utils.images import save_png
+
+    chosen = module.check_scores(split_list("--scores", scores))
+    names = split_list("--against", against)
+    run = task.load()
+    own = held_out_images(run, show_progress).subset(num, task.seed)
+    print_notes(own.origin["notes"])
+    others: dict[str, TaskImages] = {}
+    for word in names:
+        name, inputs = dataset_for(run, word, show_progress)
+        print_notes(inputs.origin["notes"])
+        number, key = 1, name
+        while key in (module.IN_DISTRIBUTION, *others):
+            number += 1
+            key = f"{name}-{number}"
+        others[key] = inputs.subset(num, task.seed)
+    stores = {name: inputs.store for name, inputs in others.items()}
+    result = module.outliers(run, own.store, stores, chosen, show_progress)
+    save_png(module.picture(result), task.out)
+    lines = [
+        f"in-distribution: {len(own.store)} {own.what}",
+        f"{'against':<24} {'images':>7} {'score':<15} AUROC   AUPR  FPR@95",
+        *(
+            f"{name:<24} {len(stores[name]):>7} {score:<15} {r['auroc']:.3f}  {r['aupr_outliers']:.3f}   "
+            f"{r['fpr_at_95_tpr']:.3f}"
+            for name, by_score in result.numbers.items()
+            for score, r in by_score.items()
+        ),
+    ]
+    task.finish(
+        run,
+        result.numbers,
+        lines,
+        images={module.IN_DISTRIBUTION: len(own.store)} | {name: len(store) for name, store in stores.items()},
+        what=own.what,
+        data=own.origin,
+        against={name: inputs.origin for name, inputs in others.items()},
+    )
+
+
+def export(
+    target: RunTarget,
+    out: Annotated[Path, typer.Option(help="FILE.safetensors.", show_default=False)],
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    as_json: Json = False,
+) -> None:
+    """Write a run's networks into one small file.
+
+    The file also contains the settings, but no code and no paths of this machine. Every command that takes a snapshot
+    takes it.
+    """
+    from dualmcmc.tasks.run import DTYPES, load
+
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
+    check_output(out, ".safetensors")
+    if out.exists():
+        raise UserError(f"'{out}' already exists: choose another --out.")
+    numbers = load(target, "cpu").export(out, dtype)
+    if as_json:
+        print_json({"file": str(out), **numbers})
+        return
+    print(f"weights: {out}, {numbers['bytes'] / 1e6:.1f} MB, {dtype}")
+    print(f"rounding changed them by {numbers['relative_change']:.2g} (rms, relative)")
+
+
+COMMANDS = (sample, long_chains, reconstruct, interpolate, revise, inpaint, outliers, export)

@@ -1,0 +1,159 @@
+"""Commands that take a preset: train, presets, config, bench."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dualmcmc import config_io
+from dualmcmc.cli.options import Device, Json, Overrides, Preset, preset_config, print_json, split_target
+from dualmcmc.cli.options import distributed_session as session
+from dualmcmc.config import Config
+from dualmcmc.utils.errors import UserError
+
+
+def train(
+    target: Preset = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TARGET]", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out exactly.")] = False,
+    max_images: Annotated[
+        int | None, typer.Option(help="Stop after this many images in total.", show_default=False)
+    ] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop after this time.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random numbers; the same as seed=N.", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train a preset or config file in a run folder.
+
+    Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full states to resume
+    from. Ctrl-C or SIGTERM saves and stops; --resume continues. Exit codes: 0 success, 2 bad input, 3 diverged,
+    4 another process was lost, 130 and 143 stopped by a signal.
+
+    \b
+    Examples:
+      dualmcmc train
+      dualmcmc train mnist --out runs/mnist --device cuda
+      dualmcmc train --resume --out runs/mnist
+      torchrun --nproc_per_node=8 -m dualmcmc train cifar10-resnet train.batch=800
+    """
+    preset, changes = split_target(target, overrides)
+    name = "digits" if preset is None else preset
+    if seed is not None:
+        changes.append(f"seed={seed}")
+    folder = out or Path("runs") / Path(name).stem
+
+    def load_config() -> Config:
+        for option, value in (("--max-images", max_images), ("--max-minutes", max_minutes)):
+            if value is not None and not value > 0:
+                raise UserError(f"{option} must be greater than 0, not {value}.")
+        if not resume:
+            return config_io.load_config(name, changes)
+        from dualmcmc.engine.trainer import resumed_config
+
+        return resumed_config(folder, changes, preset)
+
+    with session(device) as world:
+        config = world.on_main(load_config)
+
+        from dualmcmc.engine import trainer
+        from dualmcmc.utils.device import format_bytes
+        from dualmcmc.utils.progress import make_reporter
+
+        result = trainer.train(config, folder, device, resume, max_images, max_minutes, make_reporter(), world)
+    finished = result.stop_reason == "finished"
+    if world.is_main and as_json:
+        print_json({**vars(result), "folder": str(result.folder)})
+    elif world.is_main:
+        print(
+            f"{'finished' if finished else f'stopped ({result.stop_reason})'}: {result.images:,} images, "
+            f"{result.iterations:,} iterations, {result.seconds / 60:.1f} minutes ({result.engine}), "
+            f"peak memory {format_bytes(result.peak_memory)}"
+        )
+        print(f"run folder  {folder}")
+        print(f"samples     {folder / 'samples'}")
+        print(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
+        if not finished:
+            print(f"continue    dualmcmc train --resume --out {folder}")
+        print(f"report      dualmcmc report {folder}")
+    if result.stop_reason in ("SIGINT", "SIGTERM"):
+        raise typer.Exit(128 + signal.Signals[result.stop_reason])
+
+
+def presets(as_json: Json = False) -> None:
+    """List the presets."""
+    configs = {name: config_io.load_config(name) for name in config_io.preset_names()}
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "description": config.description,
+                    "size": config.data.size,
+                    "channels": config.data.channels,
+                    "kind": config.nets.kind,
+                    "width": config.nets.energy_width,
+                }
+                for name, config in configs.items()
+            }
+        )
+        return
+    print(f"{'preset':<22} {'pixels':>7} {'nets':<7} {'width':>5}")
+    for name, config in configs.items():
+        pixels = f"{config.data.size}x{config.data.size}"
+        print(f"{name:<22} {pixels:>7} {config.nets.kind:<7} {config.nets.energy_width:>5}  {config.description}")
+
+
+def config(target: Preset = None, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print every setting of a preset, with explanations.
+
+    The output is YAML: edit it and train it with 'dualmcmc train FILE.yaml'.
+    """
+    chosen = preset_config(target, overrides)
+    if as_json:
+        print_json(config_io.to_tree(chosen))
+    else:
+        print(config_io.render(chosen), end="")
+
+
+def bench(
+    target: Preset = None,
+    overrides: Overrides = None,
+    reference: Annotated[
+        bool, typer.Option("--reference/--no-reference", help="Compare with the eager reference.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(help="Timed iterations.", min=1)] = 10,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time a training iteration, its chains and its updates.
+
+    The engine's losses are first checked against a plain eager reference, then both are timed beside the hardware's
+    limits. Images are random, weights untrained.
+
+    \b
+    Examples:
+      dualmcmc bench
+      dualmcmc bench cifar10-resnet engine.precision=tf32
+      dualmcmc bench cifar10-resnet teaching.second_x_chain=true
+    """
+    from dualmcmc.bench.step import format_result, measure
+    from dualmcmc.utils.progress import show_progress
+
+    def notify(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    result = measure(preset_config(target, overrides), device, repeats, reference, notify, show_progress)
+    if as_json:
+        print_json(result)
+    else:
+        print(format_result(result))
+
+
+COMMANDS = (train, presets, config, bench)

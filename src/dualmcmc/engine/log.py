@@ -1,0 +1,155 @@
+"""What a run records while it trains: JSON lines, TensorBoard curves and sample grids."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualmcmc import rng
+from dualmcmc.engine.ddp import local_batchnorm
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.state import TrainState
+from dualmcmc.langevin import revise_x
+from dualmcmc.nets.frozen import eval_mode
+from dualmcmc.utils.errors import CannotWrite
+from dualmcmc.utils.files import to_json, write_text
+from dualmcmc.utils.images import before_and_after, save_png
+
+PREVIEW_COUNT, PREVIEW_COLUMNS = 64, 8
+RENAMED = {  # since earlier versions
+    "x_moved": "x_displacement_rms",
+    "z_moved": "z_displacement_rms",
+    "lowered": "reduced",
+    "why": "reason",
+    "last_good_state": "last_valid_state",
+}
+
+
+class RunLog:
+    """Appends to log.jsonl and to TensorBoard.
+
+    When a run resumes at `images`, later lines are dropped: that work is done again.
+    """
+
+    def __init__(self, folder: RunFolder, images: int) -> None:
+        self._folder = folder
+        self._open(images)
+
+    def _open(self, images: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self._folder
+        if folder.log.exists():
+            kept = [line for line in read_log(folder.log) if line["images"] <= images]
+            write_text(folder.log, "".join(to_json(entry) + "\n" for entry in kept))
+        with _writing(folder.root):
+            self._file = open(folder.log, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+            self._tensorboard = SummaryWriter(str(folder.tensorboard), purge_step=images + 1)
+        threading.excepthook = _ignore_write_errors
+
+    def rewind(self, images: int) -> None:
+        """Drop everything after `images`: the run was rolled back to this point."""
+        self.close()
+        self._open(images)
+
+    def event(self, kind: str, images: int, **facts: Any) -> None:
+        """Record an event: start, resume, note, save, stop, diverged or rollback."""
+        self._write({"kind": kind, "images": images, "time": round(time.time(), 3), **facts})
+
+    def stats(self, values: dict[str, float]) -> None:
+        """Record the statistics of one log interval; `images` among them is the x-axis."""
+        self._write({"kind": "train", **values})
+        with _writing(self._folder.tensorboard):
+            for name, value in values.items():
+                if name not in ("images", "iteration"):
+                    self._tensorboard.add_scalar(name, value, int(values["images"]))
+
+    def image(self, name: str, pixels: Any, images: int) -> None:
+        """Show a (C, h, w) uint8 image in TensorBoard."""
+        with _writing(self._folder.tensorboard):
+            self._tensorboard.add_image(name, pixels, images)
+
+    def close(self) -> None:
+        """Flush and close, ignoring write errors."""
+        for file in (self._file, self._tensorboard):
+            with suppress(OSError):
+                file.close()
+        threading.excepthook = threading.__excepthook__
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        with _writing(self._folder.log):
+            self._file.write(to_json(entry) + "\n")
+            self._file.flush()
+
+
+class NullLog(RunLog):
+    """The log of every rank but 0: records nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def event(self, kind: str, images: int, **facts: Any) -> None:
+        """Do nothing."""
+
+    def stats(self, values: dict[str, float]) -> None:
+        """Do nothing."""
+
+    def image(self, name: str, pixels: Any, images: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
+
+
+def _ignore_write_errors(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread and raises its I/O errors again at the next call."""
+    if not issubclass(failed.exc_type, OSError):
+        threading.__excepthook__(failed)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The entries of a log, with current names; malformed lines, such as a truncated last one, are skipped."""
+    entries = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(entry, dict) and isinstance(entry.get("images"), int):
+                entries.append({RENAMED.get(str(name), str(name)): value for name, value in entry.items()})
+    return entries
+
+
+def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
+    """Save generator samples (left) and their revisions by the EBM (right) as samples/IMAGES.png.
+
+    Uses the same latents every time and draws nothing from the run's generator. Returns the (C, h, w) grid.
+    """
+    config = state.config
+    generator = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.PREVIEW), state.device)
+    z = torch.randn(PREVIEW_COUNT, config.teaching.latent_dim, device=state.device, generator=generator)
+    trio = state.ema.sampling_trio()
+    with eval_mode(trio, config.sampling.batchnorm), local_batchnorm(trio):  # only rank 0 draws it
+        with torch.no_grad():
+            x = trio.generator(z)
+        revised = revise_x(trio.energy, x, config.sampling_chain, generator)
+    picture = before_and_after(x, revised, PREVIEW_COLUMNS)
+    save_png(picture, folder.samples / f"{state.images:012d}.png")
+    return picture

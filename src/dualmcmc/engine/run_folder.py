@@ -1,0 +1,122 @@
+"""The files of a run folder, and the lock that protects it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from dualmcmc import config_io
+from dualmcmc.config import Config
+from dualmcmc.utils.errors import CannotWrite, UserError
+from dualmcmc.utils.files import TEMPORARY, write_text
+
+
+class RunFolder:
+    """Paths inside a run folder. Creates nothing by itself."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.yaml"
+        self.log = root / "log.jsonl"
+        self.tensorboard = root / "tensorboard"
+        self.samples = root / "samples"
+        self.states = root / "states"
+        self.snapshot = root / "snapshot.safetensors"
+        self.report = root / "report.html"
+        self.lock = root / ".lock"
+
+    def has_states(self) -> bool:
+        """Whether there is a state to resume from; the first is saved before the first iteration."""
+        return bool(self.saved_states())
+
+    def require_run(self) -> None:
+        """Raise `UserError` if this is not a run folder."""
+        if not self.root.exists():
+            raise UserError(f"run folder '{self.root}' does not exist.")
+        if not self.config.exists():
+            raise UserError(f"'{self.root}' is not a run folder: it has no config.yaml.")
+
+    def write_config(self, config: Config) -> None:
+        """Write config.yaml, with comments."""
+        write_text(self.config, config_io.render(config))
+
+    def state_path(self, images: int) -> Path:
+        """The full state after `images` images."""
+        return self.states / f"{images:012d}.safetensors"
+
+    def saved_states(self) -> list[Path]:
+        """All full states, oldest first."""
+        return sorted(path for path in self.states.glob("*.safetensors") if path.stem.isdecimal())
+
+    def latest_state(self) -> Path:
+        """The newest full state."""
+        states = self.saved_states()
+        if not states:
+            raise UserError(f"'{self.root}' has no saved state to resume from.")
+        return states[-1]
+
+    def remove_temporary_files(self) -> None:
+        """Delete what a process killed while writing left behind."""
+        for part in (self.root, self.states, self.samples):
+            for path in part.glob(f".*{TEMPORARY}"):
+                path.unlink(missing_ok=True)
+
+    def quarantine(self, state: Path) -> None:
+        """Rename a damaged state, so that it is no longer used but can be inspected."""
+        state.replace(state.with_suffix(".damaged"))
+
+    def prune_states(self, keep: int) -> None:
+        """Delete all but the newest `keep` states."""
+        for path in self.saved_states()[:-keep]:
+            path.unlink(missing_ok=True)
+
+
+_held: set[Path] = set()  # by this process: a process could lock its own files again
+
+
+class RunLock:
+    """An exclusive lock on a run folder, released by the operating system if the process dies.
+
+    The file names its holder, for the error message; the `filelock` package would truncate it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._file: int | None = None
+
+    def __enter__(self) -> RunLock:
+        if self.path in _held:
+            raise self._locked_by("this process")
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise CannotWrite(f"cannot write '{self.path}': {error.strerror or error}.") from None
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(file, 200, 0).decode(errors="replace").strip()
+            os.close(file)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise self._locked_by(holder or "another process") from None
+            return self  # the file system has no locks: run without
+        with suppress(OSError):  # the disk may be full; the lock holds anyway
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        _held.add(self.path)
+        self._file = file
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            _held.discard(self.path)
+            os.close(self._file)
+            self._file = None
+
+    def _locked_by(self, holder: str) -> UserError:
+        return UserError(
+            f"'{self.path.parent}' is being trained by {holder}: wait for it, stop it, or choose another --out."
+        )

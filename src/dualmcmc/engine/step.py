@@ -1,0 +1,148 @@
+"""One training iteration, from the choice of its images to the EMA update, and its statistics.
+
+The host selects what an iteration works on and never waits; the device does the rest: eagerly, compiled, or as one
+CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dualmcmc import rng
+from dualmcmc.config import Config
+from dualmcmc.data.loader import BatchLoader
+from dualmcmc.engine.cuda import CudaGraph, StreamLanes
+from dualmcmc.engine.ddp import wrap_ddp
+from dualmcmc.engine.distributed import SINGLE_PROCESS, World
+from dualmcmc.engine.executor import uncompiled
+from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_training
+from dualmcmc.engine.state import TrainState
+from dualmcmc.methods import Lanes, Stats, sequential
+from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+from dualmcmc.nets.frozen import frozen
+from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.progress import ProgressFactory, no_progress
+
+MAX_AHEAD = 8  # iterations the host may run ahead of a GPU: enough to keep it busy, few enough to stop quickly
+
+
+class TrainStep:
+    """Call it for one iteration. `window` collects the statistics, `plan` says how the networks run."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: TrainState,
+        loader: BatchLoader,
+        plan: ExecutionPlan,
+        world: World = SINGLE_PROCESS,
+    ) -> None:
+        self.config, self.state, self.loader, self.plan, self.world = config, state, loader, plan, world
+        self.window = StatsWindow(config.train.log_every)
+        self.executors = build_executors(state.trio, config, plan)
+        self._networks = wrap_ddp(state.trio, self.executors, world)
+        self._shares_noise = world.size > 1 and config.engine.shared_noise
+        self._rng = rng.SharedGenerator(state.rng, world.rank, world.size) if self._shares_noise else state.rng
+        self._pending: deque[torch.cuda.Event] = deque()  # the newest iterations on the device
+        self._selection: tuple[Tensor, ...] = ()  # of the current batch; fixed addresses, for the CUDA graph
+        self._run: Callable[[], None] = self._update
+        self._lanes: Lanes = sequential
+
+    def prepare(
+        self, progress: ProgressFactory = no_progress, notify: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Compile, if the plan says so; `notify` receives a message if that fails."""
+        if not self.plan.compiled:
+            return
+        failure = compile_for_training(
+            self.executors, self.config, self.loader.local_batch, self.state.device, progress
+        )
+        if failure:
+            self.plan = replace(self.plan, compiled=False)
+            notify(f"running eagerly: compilation failed ({failure})")
+        elif self.plan.uses_cuda_graph:
+            self._lanes = StreamLanes(self.state.device)
+            self._run = CudaGraph(self._update, self.state.device, self.state.rng, ddp=self.world.launched)
+
+    def reconfigure(self, config: Config) -> None:
+        """Change chain, loss or optimizer settings; the compiled networks stay."""
+        self.config = self.state.config = config
+        self.window = StatsWindow(config.train.log_every)
+        if isinstance(self._run, CudaGraph):
+            self._run = self._run.recapture()
+
+    def __call__(self) -> None:
+        """One iteration. Waits only if the host is `MAX_AHEAD` iterations ahead of the GPU."""
+        state, batch = self.state, self.config.train.batch
+        if self.world.size > 1 and not self._shares_noise:  # seeded per iteration, so it needs no saved state
+            state.rng.manual_seed(rng.derive_seed(self.config.seed, rng.Stream.METHOD, state.images, self.world.rank))
+        state.set_learning_rates(state.images // self.loader.count)
+        selection = self.loader.select(state.images)
+        if self._selection:
+            for current, new in zip(self._selection, selection, strict=True):
+                current.copy_(new)
+        else:
+            self._selection = tuple(part.clone() for part in selection)
+        state.iteration += 1
+        state.images += batch
+        state.ema.set_decay(state.images, batch)
+        self._run()
+        if state.device.type == "cuda":
+            self._pending.append(torch.cuda.Event(blocking=True))
+            self._pending[-1].record(torch.cuda.current_stream(state.device))
+            if len(self._pending) > MAX_AHEAD:
+                self._pending.popleft().synchronize()
+
+    def _update(self) -> None:
+        """The device's part; can be captured as a CUDA graph."""
+        state = self.state
+        stats = step(self._networks, state.optimizers, self._batch(), self._rng, self.config.teaching, self._lanes)
+        self.window.add(stats)
+        state.ema.update()
+
+    def _batch(self) -> Tensor:
+        return from_uint8(self.loader.gather(*self._selection))
+
+    def dry_run(self) -> dict[str, float]:
+        """The statistics of one more iteration on the current batch, without any update and with separate noise."""
+        noise, window, x = rng.make_generator(0, self.state.device), StatsWindow(), self._batch()
+        z = torch.randn(len(x), self.config.teaching.latent_dim, device=x.device, generator=noise)
+        cfg = replace(self.config.teaching, second_x_chain=False)
+        with torch.no_grad(), ExitStack() as stack:
+            stack.enter_context(uncompiled(self.executors))  # no compilation for this alone
+            for network in self.executors.children():
+                stack.enter_context(frozen(network))
+            window.add(dual_mcmc(self.executors, x, z, noise, cfg).stats)
+        return window.read(1, self.world)
+
+
+class StatsWindow:
+    """Statistics of the newest `length` iterations, kept on the device. Only `read` synchronises."""
+
+    def __init__(self, length: int = 1) -> None:
+        self._length = length
+        self._names: list[str] = []
+        self._rows: Tensor | None = None  # (length, statistics), the newest last
+
+    def add(self, stats: Stats) -> None:
+        """Append one iteration, in place, so that a CUDA graph can do it."""
+        values = torch.stack([value.float() for value in stats.values()])[None]
+        if self._rows is None:
+            self._names = list(stats)
+            self._rows = values.new_zeros(self._length, values.shape[1])
+        self._rows.copy_(torch.cat([self._rows[1:], values]))
+
+    def read(self, count: int, world: World = SINGLE_PROCESS) -> dict[str, float]:
+        """Means over the newest `count` iterations and all processes, and the largest energy gap."""
+        assert self._rows is not None, "read() needs an iteration first"
+        assert count <= self._length
+        rows = world.all_reduce_(self._rows[-count:].clone()).double() / world.size
+        gap = rows[:, self._names.index("energy_gap")].abs().max()  # NaN if any is
+        *means, gap_max = torch.cat([rows.mean(0), gap[None]]).tolist()
+        return dict(zip(self._names, means, strict=True)) | {"energy_gap_max": gap_max}

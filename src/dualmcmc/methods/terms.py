@@ -1,0 +1,99 @@
+"""Options beyond Algorithm 1, each off unless a setting turns it on.
+
+None is in the paper, except `start_noise` = sigma, with which x_hat is a sample of p(x|z) as in Eq. 4.
+
+| setting | term |
+| --- | --- |
+| `start_noise` | noise on the x-chain's initial state; 0: x_hat = g(z), as in the authors' code |
+| `second_x_chain` | negative samples for E from a second x-chain, after the generator's update (the authors' code) |
+| `energy_weight` | factor of E's loss (the authors' code: about 2.5e5) |
+| `energy_l2` | L2 penalty on energies (Du & Mordatch, 2019) |
+| `energy_consistency` | penalty on E(x) - E(shifted x), against memorising the training set (bCR, Zhao et al., 2021) |
+| `generator_data_weight`, `generator_sample_weight` | loss weights of the generator other than 1 / (2 sigma^2) |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dualmcmc.config import Teaching
+from dualmcmc.langevin import Network, energies, revise_x
+from dualmcmc.methods import Stats
+from dualmcmc.nets import Trio
+from dualmcmc.nets.frozen import frozen
+from dualmcmc.rng import RandomSource, randint, randn_like
+
+
+def generator_weights(cfg: Teaching) -> tuple[float, float]:
+    """Weights of |x - g(z_rev)|^2 and |x_rev - g(z)|^2; the paper's unless set."""
+    paper = 1 / (2 * cfg.sigma**2)
+    data, sample = cfg.generator_data_weight, cfg.generator_sample_weight
+    return paper if data is None else data, paper if sample is None else sample
+
+
+def add_start_noise(x_hat: Tensor, cfg: Teaching, rng: RandomSource) -> Tensor:
+    """The x-chain's initial state."""
+    return x_hat + cfg.start_noise * randn_like(x_hat, rng) if cfg.start_noise > 0 else x_hat
+
+
+class PairedEnergies(NamedTuple):
+    """Energies of data and of revised samples, evaluated as one batch."""
+
+    data: Tensor  # (B,)
+    sample: Tensor  # (B,)
+    pairs: Tensor  # (B, 2): both
+    shifted: Tensor | None  # (B, 2): of the same images after a random shift, with `energy_consistency`
+
+
+def paired_energies(energy: Network, x: Tensor, x_rev: Tensor, cfg: Teaching, rng: RandomSource) -> PairedEnergies:
+    """E(x) and E(x_rev), interleaved in one batch.
+
+    In pairs, because the gradient is a small difference of two large sums; in one batch, so that all images share one
+    power iteration of the spectral norm.
+    """
+    images = torch.stack([x, x_rev], 1).flatten(0, 1)
+    if cfg.energy_consistency > 0:
+        images = torch.cat([images, random_shift(images, cfg.energy_shift, rng)])
+    pairs, *shifted = energies(energy, images).unflatten(0, (-1, len(x), 2)).unbind(0)
+    data, sample = pairs.unbind(1)
+    return PairedEnergies(data, sample, pairs, shifted[0] if shifted else None)
+
+
+def regularize(loss: Tensor, e: PairedEnergies, cfg: Teaching) -> Tensor:
+    """E's loss with its penalties and its weight."""
+    if cfg.energy_l2 > 0:
+        loss = loss + cfg.energy_l2 * (e.data.square().mean() + e.sample.square().mean())
+    if e.shifted is not None:
+        loss = loss + cfg.energy_consistency * (e.pairs - e.shifted).square().mean(0).sum()
+    return cfg.energy_weight * loss
+
+
+def energy_stats(e: PairedEnergies) -> Stats:
+    """Mean energies of data and of revised samples, and their gap."""
+    data, sample = e.data.mean().detach(), e.sample.mean().detach()
+    return {"energy_data": data, "energy_sample": sample, "energy_gap": -(data - sample)}
+
+
+def second_x_chain(trio: Trio, x: Tensor, z: Tensor, cfg: Teaching, rng: RandomSource) -> tuple[Tensor, Stats]:
+    """E's loss on fresh negative samples, from the generator as just updated."""
+    with torch.no_grad(), frozen(trio.generator) as generator:
+        x_start = add_start_noise(generator(z), cfg, rng)
+    x_rev = revise_x(trio.energy, x_start, cfg.x_chain, rng)
+    e = paired_energies(trio.energy, x, x_rev, cfg, rng)
+    return regularize(e.data.mean() - e.sample.mean(), e, cfg), energy_stats(e)
+
+
+def random_shift(images: Tensor, max_pixels: int, rng: RandomSource) -> Tensor:
+    """Images (B, C, H, W), each shifted by up to `max_pixels` along both axes, with reflection at the edges."""
+    count, _, height, width = images.shape
+    padded = F.pad(images, [max_pixels] * 4, mode="reflect").movedim(1, -1)
+    offset = randint((count, 2), 2 * max_pixels + 1, images, rng)
+    rows, columns = (
+        offset[:, axis, None] + torch.arange(n, device=images.device) for axis, n in enumerate((height, width))
+    )
+    index = torch.arange(count, device=images.device)[:, None, None]
+    return padded[index, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

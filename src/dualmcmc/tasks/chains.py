@@ -1,0 +1,123 @@
+"""The two chains step by step: film strips and profiles (the paper's figure on MCMC revision), and long x-chains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualmcmc.langevin import Trace
+from dualmcmc.tasks.run import Run
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.images import from_uint8, side_by_side, stacked, strip, to_uint8
+from dualmcmc.utils.plots import lines, profile
+
+MAX_FRAMES = 11  # of a film strip, unless the interval is given
+LONG_CHAIN_ROWS = 8
+
+
+@dataclass(frozen=True)
+class ChainFilm:
+    """A batch of chains: uint8 images (N, C, H, W) at some steps, and one value per image at every step."""
+
+    frames: list[Tensor]
+    at: list[int]  # the step of each frame; the last frame of a z-chain, the originals, has none
+    values: Tensor  # (steps + 1, N): energy of an x-chain, MSE of a z-chain (pixels in [-1, 1])
+    title: str
+    label: str
+
+    def strip(self, rows: int) -> Tensor:
+        """One row per image, one column per frame."""
+        return strip(self.frames, rows)
+
+    def profile(self) -> Tensor:
+        """A plot of the values over the steps."""
+        return profile(self.values, self.title, self.label)
+
+    def means(self) -> list[float]:
+        """The mean over the images at each step."""
+        return self.values.double().mean(1).tolist()
+
+
+def trace_x(run: Run, n: int = 64, every: int | None = None) -> ChainFilm:
+    """The x-chain from n generator samples, with a frame every `every` steps."""
+    run.check_one_batch(n)
+    trace = Trace(every=_frame_interval(every, run.config.sampling_chain.steps))
+    start = run.generate(run.prior(n, run.generator_for("prior")))
+    run.revise_x(start, rng=run.generator_for("x-chain"), trace=trace)
+    frames = [to_uint8(state).cpu() for state in trace.states]
+    return ChainFilm(frames, trace.kept_at, torch.stack(trace.potential).cpu(), "Energy along the x-chain", "energy")
+
+
+def trace_z(run: Run, images: Tensor, every: int | None = None) -> ChainFilm:
+    """The z-chain on uint8 images, from inference alone; the last frame shows the originals."""
+    run.check_one_batch(len(images))
+    x = from_uint8(images.to(run.device))
+    trace = Trace(every=_frame_interval(every, run.config.teaching.z_chain.steps))
+    run.revise_z(run.infer(x).mean, x, rng=run.generator_for("z-chain"), trace=trace)
+    frames = [to_uint8(run.generate(state)).cpu() for state in trace.states]
+    values = torch.stack(trace.mse).cpu()
+    label = "MSE per pixel, [-1, 1]"
+    return ChainFilm([*frames, images.cpu()], trace.kept_at, values, "MSE along the z-chain", label)
+
+
+def picture(x: ChainFilm, z: ChainFilm, rows: int = 6) -> Tensor:
+    """Film strips above their profiles: x left, z right."""
+    return side_by_side(*(stacked(film.strip(rows), film.profile()) for film in (x, z)))
+
+
+def _frame_interval(every: int | None, steps: int) -> int:
+    if every is None:
+        return max(1, -(-steps // (MAX_FRAMES - 1)))
+    if every < 1:
+        raise UserError(f"--every must be at least 1, not {every}.")
+    return every
+
+
+@dataclass(frozen=True)
+class LongChains:
+    """The drift of long x-chains: numbers, and a picture of frames and curves."""
+
+    numbers: dict[str, Any]
+    picture: Tensor
+
+
+def long_chains(run: Run, n: int, steps: int) -> LongChains:
+    """n x-chains of `steps` steps from generator samples: energy, displacement, and pixels outside [-1, 1].
+
+    A converged chain keeps its energy and its distance from the start. One that keeps drifting, or leaves the pixel
+    range, indicates an energy that is unbounded there.
+    """
+    if n < 1 or steps < 1:
+        raise UserError(f"long chains need at least one chain and one step, not {n} and {steps}.")
+    run.check_one_batch(n)
+    trace = Trace(every=_frame_interval(None, steps))
+    start = run.generate(run.prior(n, run.generator_for("prior")))
+    end = run.revise_x(start, steps, run.generator_for("x-chain"), trace)
+    energy, displacement = (torch.stack(values).double().cpu() for values in (trace.potential, trace.displacement))
+    outside = [float((~(state.abs() <= 1)).double().mean()) for state in trace.states]  # NaN counts as outside
+    halfway = len(energy) // 2
+    numbers = {
+        "chains": n,
+        "steps": steps,
+        "finite": bool(torch.isfinite(end).all()),
+        "energy_start": float(energy[0].mean()),
+        "energy_halfway": float(energy[halfway].mean()),
+        "energy_end": float(energy[-1].mean()),
+        "displacement_rms_halfway": float(displacement[halfway].square().mean().sqrt()),
+        "displacement_rms_end": float(displacement[-1].square().mean().sqrt()),
+        "max_abs_pixel": float(end.abs().max()),
+        "fraction_outside_range": outside[-1],
+        "kept_at": trace.kept_at,
+        "fraction_outside_range_at": outside,
+    }
+    frames = strip([to_uint8(state).cpu() for state in trace.states], LONG_CHAIN_ROWS)
+    curves = stacked(
+        side_by_side(
+            profile(energy, "Energy", "energy"), profile(displacement, "Distance from the start", "rms per pixel")
+        ),
+        lines({"pixels": (trace.kept_at, outside)}, "Pixels outside [-1, 1]", "step", "fraction"),
+    )
+    return LongChains(numbers, stacked(frames, curves))

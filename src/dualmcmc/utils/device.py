@@ -1,0 +1,140 @@
+"""Devices, memory, CPU cores and float32 precision. Container limits (cgroups) count everywhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from dualmcmc.utils.errors import UserError, nearest
+
+CGROUPS = Path("/sys/fs/cgroup")
+MAX_THREADS = 8  # more slow down the small networks that people train on a CPU
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """The device called `name`; auto is CUDA if available."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if name != "cpu" and not (kind == "cuda" and (name == "cuda" or index.isdecimal())):
+        raise UserError(
+            f"unknown device '{name}': use auto, cpu, cuda or cuda:N.{nearest(name, ['auto', 'cpu', 'cuda'])}"
+        )
+    if name != "cpu" and not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda: PyTorch finds no CUDA device. Check the driver and that torch is a CUDA build, "
+            "or use --device cpu."
+        )
+    if index and int(index) >= torch.cuda.device_count():
+        raise UserError(f"device '{name}' does not exist: PyTorch finds {torch.cuda.device_count()} CUDA device(s).")
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """The device's name, for logs and records."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    count = torch.get_num_threads()
+    return f"CPU, {count} thread{'s' * (count != 1)}"
+
+
+def set_deterministic(device: torch.device, deterministic: bool) -> None:
+    """On CUDA, select deterministic kernels, and make `device` the current one."""
+    if device.type != "cuda":
+        return
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def set_num_threads(requested: int | None) -> None:
+    """Set the number of CPU threads. By default one per core, at most 8; torch itself obeys OMP_NUM_THREADS."""
+    if requested is not None:
+        torch.set_num_threads(requested)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(cpu_count(), MAX_THREADS))
+
+
+def cpu_count() -> int:
+    """Cores this process may use: its affinity and its container's CPU quota."""
+    return int(max(1, min([len(os.sched_getaffinity(0)), *map(_cpu_quota, _cgroups())])))
+
+
+def available_memory(device: torch.device | str = "cpu") -> int:
+    """Free bytes on a device: CUDA's figure, or the system's or container's, whichever is less."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), free)
+    return int(max(0, min([free, *map(_memory_left, _cgroups())])))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes so far: allocated by tensors on a GPU, or resident in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_resident_memory()
+
+
+def peak_resident_memory() -> int:
+    """Peak resident bytes of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def _cgroups() -> list[Path]:
+    """The control groups of this process, innermost first; a container or cluster job limits one of them."""
+    with suppress(OSError, IndexError):
+        own = CGROUPS / Path("/proc/self/cgroup").read_text().split("::")[1].strip().lstrip("/")
+        return [own, *(folder for folder in own.parents if folder.is_relative_to(CGROUPS))]
+    return [CGROUPS]
+
+
+def _cpu_quota(group: Path) -> float:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _memory_left(group: Path) -> float:
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat["active_file"]) + int(stat["inactive_file"])  # page cache is reclaimable
+    except (OSError, ValueError, KeyError):
+        return math.inf
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes with a unit."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Disable tf32 and autocast for a while."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,119 @@
+"""Atomic writes, checks of output paths, and the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dualmcmc.utils.errors import CannotWrite, UserError
+
+TEMPORARY = ".tmp"
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary path, renamed to `path` when the block succeeds: a kill leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
+    finally:
+        with suppress(OSError):  # renamed, or never created
+            temporary.unlink()
+
+
+def remove_stale_temporaries(path: Path, exclusive: bool = False) -> None:
+    """Remove temporary files of killed processes beside `path`; `exclusive`: no other process can be writing there."""
+    for leftover in path.parent.glob(f".*{path.suffix}.*{TEMPORARY}"):
+        with suppress(OSError, ValueError):
+            process = int(leftover.name.split(".")[-2])
+            idle = time.time() - leftover.stat().st_mtime > 60  # a process on another machine cannot be checked
+            if exclusive or (idle and not Path(f"/proc/{process}").exists()):
+                leftover.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; NaN and infinity, which JSON lacks, become strings."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digest(path: Path, algorithm: str) -> hashlib._Hash:
+    """A file's hash, in bounded memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm)
+
+
+def make_folder(path: Path, advice: str = "Choose another --out.") -> Path:
+    """Create a folder if necessary and check that it is writable."""
+    if path.is_file():
+        raise UserError(f"'{path}' is a file: expected a folder.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create the folder '{path}': {error.strerror or error}. {advice}") from None
+    _check_writable(path, advice)
+    return path
+
+
+def check_output(path: Path, *suffixes: str, option: str = "--out") -> Path:
+    """Check an output path: its suffix, and that its folder exists and is writable."""
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{option} '{path}' must end in {' or '.join(suffixes)}.")
+    if path.is_dir():
+        raise UserError(f"{option} '{path}' is a folder.")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} '{path}': its folder does not exist.")
+    _check_writable(path.parent, f"Choose another {option}.")
+    return path
+
+
+def _check_writable(folder: Path, advice: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into '{folder}': permission denied. {advice}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+CACHE_VARIABLE = "DUALMCMC_DATA"
+
+
+def cache_folder() -> Path:
+    """$DUALMCMC_DATA, or dualmcmc in $XDG_CACHE_HOME (default ~/.cache)."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dualmcmc"

@@ -1,0 +1,107 @@
+"""The command as a whole: help, completion, usage errors, signals, pipes."""
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import dualmcmc
+from dualmcmc import config_io
+from dualmcmc.cli import app
+from tests.conftest import assert_refused
+
+COMMANDS = [command.name for command in app.registered_commands]
+DATA_COMMANDS = [("data", name) for name in ("list", "fetch", "check", "pack")]
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+
+
+def run_python(code, *words, **environment):
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60)
+
+
+def test_start_up_imports_neither_torch_nor_numpy():
+    assert (
+        run_python("import sys, dualmcmc.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)").returncode
+        == 0
+    )
+
+
+def test_shell_completion():
+    script = "import sys; sys.argv[0] = 'dualmcmc'; from dualmcmc.cli import main; main()"
+    words = {"COMP_WORDS": "dualmcmc train cif", "COMP_CWORD": "2", "_DUALMCMC_COMPLETE": "complete_bash"}
+    answer = run_python(script, **words)
+    assert set(answer.stdout.split()) == {name for name in config_io.preset_names() if name.startswith("cif")}
+
+
+@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), *DATA_COMMANDS], ids=" ".join)
+def test_every_command_has_help_and_json(call, words):
+    answer = call(*words, "--help")
+    assert answer.code == 0
+    assert "--json" in answer.out
+
+
+def test_help_lines_fit(call):
+    lines = call("--help").out.partition("Commands:")[2].splitlines()
+    assert all(any(line.strip().startswith(name) for line in lines) for name in [*COMMANDS, "data"])
+    assert not [line for line in lines if line.endswith("...")]
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"fid", "presets"}))
+def test_one_grammar(call, name):
+    """COMMAND TARGET [KEY=VALUE]; the common options are spelled alike, and no command has twenty parameters."""
+    usage, _, text = call(name, "--help").out.partition("\n")
+    assert "TARGET" in usage
+    options = [line.split()[0].rstrip(",") for line in text.splitlines() if line.startswith("  -")]
+    assert len(options) <= 14
+    assert not {"--samples", "--steps", "--step-size", "--temperature", "--z-steps", "--crop"} & set(options)
+    if "KEY=VALUE" not in usage:
+        assert name in ("doctor", "report", "export")
+
+
+def test_version_and_no_arguments(call):
+    assert call("--version").out.strip() == dualmcmc.__version__
+    assert "Usage" in call().out
+    assert call("data").out == call("data", "--help").out
+
+
+def test_usage_errors(call):
+    assert_refused(call("trian"), "trian", "'train'")
+    assert_refused(call("train", "--bogus"), "--bogus")
+    assert_refused(call("sample"), "TARGET")
+    assert_refused(call("data", "fetsch"), "fetsch", "dualmcmc data --help")
+
+
+def test_closed_pipe_gives_no_traceback():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dualmcmc", "config"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    process.stdout.close()  # the reader exits before anything is written
+    printed = process.stderr.read()
+    process.stderr.close()
+    process.wait()
+    assert printed == ""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_removes_half_written_files(call, run_folder, tmp_path, monkeypatch, number):
+    """Also between opening an archive member and keeping a reference to it, when the archive cannot be closed."""
+    open_member = zipfile.ZipFile.open
+
+    def interrupted(*args, **options):
+        member = open_member(*args, **options)
+        signal.raise_signal(number)
+        return member
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # main() replaces it
+    before = signal.getsignal(number)
+    answer = call("sample", run_folder, "-n", 4, "--out", tmp_path / "a.npz", "--device", "cpu")
+    assert (answer.code, answer.err) == (128 + number, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert signal.getsignal(number) == before

