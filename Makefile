@@ -1,21 +1,31 @@
-# make run   train the default preset, write samples, curves and a report, say where they are
-# make test  lint, type check and the whole test suite
-# make faults  kills, damaged files, full disks, several processes and fuzz, many times over (about 15 minutes)
+# make test    install, lint, check types, run the tests
+# make run     train the default preset; write samples, reconstructions and a report
+# make format  fix lint and format the code
+# make faults  fault-injection, security and distributed tests in their long form (about 15 minutes)
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --no-compile
 ifndef RUN
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: run test faults format clean
+.PHONY: test run format faults clean
 .DELETE_ON_ERROR:
 
+# Four pips install the pinned versions in parallel; the last one checks dependencies and adds any that are not pinned.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dualmcmc needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { echo "no venv module: on Debian or Ubuntu, apt-get install python3-venv" >&2; exit 2; }
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	grep -v '^#' constraints.txt | xargs -n 25 -P 4 $(PIP) --no-deps
+	PIP_CONSTRAINT=constraints.txt $(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
+
+test: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 run: .venv/ready
 	$(BIN)/dualmcmc train digits --device cpu --out $(RUN)
@@ -23,18 +33,12 @@ run: .venv/ready
 	@$(BIN)/dualmcmc reconstruct $(RUN) --device cpu
 	@$(BIN)/dualmcmc report $(RUN) --device cpu
 
-test: .venv/ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
-
-faults: .venv/ready
-	OMP_NUM_THREADS=1 DUALMCMC_FAULTS=long $(BIN)/pytest tests/faults tests/security tests/engine/test_several.py
-
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+faults: .venv/ready
+	OMP_NUM_THREADS=1 DUALMCMC_FAULTS=long $(BIN)/pytest tests/faults tests/security tests/engine/test_distributed.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
