@@ -129,6 +129,24 @@ def test_trace():
             assert torch.allclose(trace.displacement[step], (state - z).square().mean(1).sqrt(), atol=1e-6)
 
 
+def test_trace_of_gradients_alone_costs_no_evaluation():
+    calls = []
+
+    def potential(x):
+        calls.append(x)
+        return gaussian(x)
+
+    trace = Trace(gradients_only=True)
+    x, chain = torch.randn(5, 2, dtype=torch.float64), Chain(steps=3, step_size=0.1)
+    traced = langevin(x, potential, chain, torch.Generator().manual_seed(0), trace)
+    assert torch.equal(traced, langevin(x, gaussian, chain, torch.Generator().manual_seed(0)))
+    assert len(calls) == len(trace.grad_norm) == 3
+    full = Trace()
+    langevin(x, gaussian, chain, torch.Generator().manual_seed(0), full)
+    assert all(torch.equal(a, b) for a, b in zip(trace.grad_norm, full.grad_norm, strict=True))
+    assert trace.states == trace.potential == []
+
+
 def test_energy_returns_one_value_per_sample():
     for net in (nn.Linear(2, 1), lambda x: x.sum(1)):
         assert revise_x(net, torch.randn(3, 2), Chain(steps=1), None).shape == (3, 2)

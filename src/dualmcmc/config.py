@@ -84,6 +84,11 @@ class Nets:
         64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1, le=16384
     )
     inference_width: int = setting(64, "channels of I's first layer; doubled per stage up to 1024", ge=1, le=16384)
+    energy_slope: float | None = setting(
+        None,
+        "mean |dE/dx| at initialisation, by constant gains in E; null: none (the authors), the slope fades with depth",
+        gt=0,
+    )
     spectral_norm: bool = setting(True, "spectral normalisation of every layer of E (as in the authors' code)")
     batchnorm_gain: Literal["normal", "ones"] = setting(
         "normal", "initial BatchNorm gains of the resnet G; normal: N(0, 1) as in the authors' code, ones: 1"
@@ -194,11 +199,14 @@ class Ema:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a trained run samples; null means as in training (teaching.x_chain)."""
+    """The chains of a trained run; null means as in training (teaching.x_chain, teaching.z_chain)."""
 
     steps: int | None = setting(None, "x-chain steps", ge=0)
     step_size: float | None = setting(None, "x-chain step size", gt=0)
     temperature: float | None = setting(None, "x-chain temperature", ge=0)
+    z_temperature: float | None = setting(
+        None, "temperature of the z-chain; 0: noise-free, for the smallest reconstruction error", ge=0
+    )
     batchnorm: Literal["running", "batch"] = setting(
         "running", "BatchNorm statistics: running, or those of each batch as in the authors' code"
     )
@@ -283,3 +291,10 @@ class Config:
         """The x-chain of a trained run: training's, with the changes in `sampling`."""
         changes = {name: getattr(self.sampling, name) for name in ("steps", "step_size", "temperature")}
         return replace(self.teaching.x_chain, **{name: value for name, value in changes.items() if value is not None})
+
+    @property
+    def inference_chain(self) -> Chain:
+        """The z-chain of a trained run: training's, with the temperature in `sampling`."""
+        temperature = self.sampling.z_temperature
+        chain = self.teaching.z_chain
+        return chain if temperature is None else replace(chain, temperature=temperature)

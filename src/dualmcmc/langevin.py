@@ -29,10 +29,11 @@ class Trace:
     """Diagnostics of a chain: pass one in, read it afterwards.
 
     Lists run over the states, the initial one included (`steps` + 1 entries; `grad_norm` has `steps`). Tracing costs
-    one more evaluation, of the final state.
+    one more evaluation, of the final state; with `gradients_only`, which fills `grad_norm` alone, none.
     """
 
     every: int = 1  # keep every n-th state, and the final one
+    gradients_only: bool = False
     states: list[Tensor] = field(default_factory=list)
     kept_at: list[int] = field(default_factory=list)  # the step of each kept state
     potential: list[Tensor] = field(default_factory=list)  # (B,) each: E(x), or -log p(z, x)
@@ -72,8 +73,9 @@ def langevin(
     for step in range(chain.steps):
         values, gradient = _value_and_grad(potential, state)
         if trace is not None:
-            trace.record(step, state, values)
             trace.grad_norm.append(_norm(gradient).flatten())
+            if not trace.gradients_only:
+                trace.record(step, state, values)
         if chain.grad_clip is not None:
             gradient = gradient * (chain.grad_clip / _norm(gradient).clamp(min=chain.grad_clip))
         state = torch.sub(state, gradient, alpha=chain.step_size)
@@ -83,7 +85,7 @@ def langevin(
             state = state.clamp(-chain.clamp, chain.clamp)
         if project is not None:
             state = project(state)
-    if trace is not None:
+    if trace is not None and not trace.gradients_only:
         with torch.no_grad():
             trace.record(chain.steps, state, potential(state), final=True)
     return state

@@ -5,8 +5,7 @@ import torch
 
 from dualmcmc import config_io, rng
 from dualmcmc.bench.reference import Reference
-from dualmcmc.bench.step import build_reference
-from dualmcmc.engine.state import TrainState
+from dualmcmc.bench.step import build_reference, build_state
 from dualmcmc.methods.dual_mcmc import step
 from dualmcmc.nets import build
 
@@ -42,13 +41,15 @@ def test_same_networks(preset):
         *((preset, []) for preset in PRESETS),
         ("digits", ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"]),
         ("digits", ["teaching.energy_consistency=2"]),
+        ("digits", ["nets.energy_slope=0.5"]),
+        ("cifar10-resnet", ["nets.energy_slope=0.5"]),
         ("cifar10-resnet", ["teaching.energy_consistency=2", "teaching.second_x_chain=true"]),
     ],
 )
 def test_same_iterations(preset, overrides):
     config = small_config(preset, *overrides)
     reference, noise = build_reference(config, CPU)
-    state = TrainState(config, CPU)
+    state = build_state(config, CPU)
     x = random_images(config)
     for iteration in range(2):
         expected = reference.iteration(x, noise)

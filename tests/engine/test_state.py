@@ -2,12 +2,15 @@ import pytest
 import torch
 
 from dualmcmc.config import Ema
+from dualmcmc.data.store import MemoryStore
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.distributed import World
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import EMA, TrainState, latest_valid_state, load_trio_without_ema, read_config
 from dualmcmc.nets import build
+from dualmcmc.nets.signal import mean_slope
 from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.images import from_uint8
 from tests.conftest import tiny
 
 CPU = torch.device("cpu")
@@ -54,6 +57,25 @@ def test_warmup_and_cooldown_may_overlap():
     optim = tiny("optim.warmup=100", "optim.cooldown=1").optim
     factors = [optim.lr_factor(images, 10, 100) for images in range(0, 100, 10)]
     assert factors == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_gains_of_the_energy_are_set_once_and_saved(tmp_path, average):
+    images = MemoryStore(torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8))
+    config = tiny("nets.energy_slope=0.7", f"ema.energy={average}")
+    state = TrainState(config, CPU)
+    state.normalize_energy(images)
+    energy = state.ema.sampling_trio().energy
+    slope = mean_slope(energy.eval(), from_uint8(images.tensor()))
+    assert slope == pytest.approx(0.7, rel=0.1)  # of all images; the gains come from 64 of them
+    state.save(tmp_path / "state.safetensors")
+    other = TrainState(config, CPU)
+    other.load(tmp_path / "state.safetensors")
+    assert mean_slope(other.ema.sampling_trio().energy.eval(), from_uint8(images.tensor())) == slope
+    plain = TrainState(tiny(), CPU)
+    before = {name: value.clone() for name, value in plain.trio.state_dict().items()}
+    plain.normalize_energy(images)
+    assert all(torch.equal(value, before[name]) for name, value in plain.trio.state_dict().items())
 
 
 def test_states_that_cannot_be_resumed(tmp_path):

@@ -23,6 +23,7 @@ def line(number, **changes):
         "energy_sample": -0.03,
         "energy_gap": 0.0007 * wobble - 0.05 * decay,
         "energy_gap_max": 0.006 * wobble + 0.8 * decay,
+        "energy_slope": 0.03 * wobble + 0.2 * decay,
         "reconstruction_mse": 0.03 * wobble + 0.4 * decay,
         "x_displacement_rms": 0.045 * wobble + 0.3 * decay,
         "z_displacement_rms": 0.24 * wobble + 0.1 * decay,

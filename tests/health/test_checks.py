@@ -17,8 +17,13 @@ PROBLEMS = {  # name: (the curves that differ, level, check, parts of the advice
     "spike": ({"energy_gap_max": lambda n: 40.0 if n == 22 else 0.01}, "warning", "energy_gap_max", [f"{X_STEP}=0.25"]),
     "constant energy": ({"energy_gap": lambda n: 0.0}, "error", "flat_energy", [f"{LR}=0.0001"]),
     "no gradient of E": ({"grad_norm_energy": lambda n: 1e-7}, "error", "flat_energy", [f"{LR}=0.0001"]),
-    "x-chain hardly moves": ({X: lambda n: 0.001}, "warning", X, [f"{X_STEP}=2"]),
-    "x-chain is noise": ({X: lambda n: 0.00549}, "warning", X, ["teaching.energy_l2=1 in a new run"]),
+    "E is flat": (
+        {"energy_slope": lambda n: 0.004},
+        "warning", "energy_slope", ["nets.energy_slope=1 teaching.energy_l2=1 in a new run"],
+    ),
+    "E is steep": ({"energy_slope": lambda n: 300.0}, "warning", "energy_slope", [f"{LR}=0.0005", f"{X_STEP}=0.25"]),
+    "E is too steep": ({"energy_slope": lambda n: 3e4}, "error", "energy_slope", [f"{LR}=0.0005"]),
+    "x-chain hardly moves": ({X: lambda n: 0.0005}, "warning", X, [f"{X_STEP}=2"]),
     "x-chain moves far": ({X: lambda n: 0.8}, "warning", X, [f"{X_STEP}=0.25"]),
     "x-chain moves too far": ({X: lambda n: 5.0}, "error", X, [f"{X_STEP}=0.25"]),
     "z-chain hardly moves": ({Z: lambda n: 0.004}, "warning", Z, [f"{Z_STEP}=0.0032"]),
@@ -117,10 +122,28 @@ def test_advice_for_a_network_without_loss():
     assert finding.advice == "teaching.generator_data_weight=1"
 
 
-def test_advice_for_a_flat_energy_with_l2_penalty():
-    config = config_io.load_config("digits", ["teaching.energy_l2=1"])
-    (finding,) = problems(make_log(x_displacement_rms=lambda n: 0.00549), config)
-    assert finding.advice == "if it persists, teaching.energy_l2=0.25 in a new run"
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (["teaching.energy_l2=1"], "nets.energy_slope=1"),
+        (["nets.energy_slope=1"], "teaching.energy_l2=1"),
+        (["nets.energy_slope=1", "teaching.energy_l2=1"], "teaching.energy_l2=0.25"),
+    ],
+)
+def test_advice_for_a_flat_energy(settings, advice):
+    (finding,) = problems(make_log(energy_slope=lambda n: 0.001), config_io.load_config("digits", settings))
+    assert finding.advice == f"if it persists, {advice} in a new run"
+
+
+def test_logs_without_the_slope_of_the_energy():
+    """Then the x-chain's displacement shows whether E steers the samples."""
+    log = make_log(x_displacement_rms=lambda n: 0.00549)
+    assert problems(log) == []
+    for entry in log:
+        entry.pop("energy_slope", None)
+    (finding,) = problems(log)
+    assert (finding.level, finding.check) == ("warning", X)
+    assert "nets.energy_slope=1" in finding.advice
 
 
 def test_advice_for_too_much_noise():

@@ -221,8 +221,13 @@ def test_stats(start_noise):
     start = trio.generator(z)
     if start_noise:
         start = start + start_noise * torch.randn(start.shape, dtype=torch.float64, generator=rng)
+    slopes, state, size = [], start, PAPER.x_chain.step_size
     for _ in range(PAPER.x_chain.steps):
-        torch.randn(start.shape, dtype=torch.float64, generator=rng)
+        state = state.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(trio.energy(state).sum(), state)
+        slopes.append(gradient.flatten(1).norm(dim=1).mean())
+        noise = torch.randn(start.shape, dtype=torch.float64, generator=rng)
+        state = state - size * gradient + (2 * size) ** 0.5 * noise
     mean, log_var = trio.inference(x)
     z_hat = mean + (0.5 * log_var).exp() * torch.randn(mean.shape, dtype=torch.float64, generator=rng)
     constant = D / 2 * torch.log(torch.tensor(2 * torch.pi, dtype=torch.float64))
@@ -230,6 +235,7 @@ def test_stats(start_noise):
         "energy_data": trio.energy(x).mean(),
         "energy_sample": trio.energy(x_rev).mean(),
         "energy_gap": trio.energy(x_rev).mean() - trio.energy(x).mean(),
+        "energy_slope": torch.stack(slopes).mean(),
         "reconstruction_mse": (x - trio.generator(z_rev)).square().mean(),
         "x_displacement_rms": (x_rev - start).square().flatten(1).mean(1).sqrt().mean(),
         "z_displacement_rms": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),

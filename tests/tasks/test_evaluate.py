@@ -8,7 +8,7 @@ from dualmcmc.data.store import MemoryStore
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks.evaluate import evaluate
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.images import to_uint8
+from dualmcmc.utils.images import from_uint8, to_uint8
 from tests.networks import Tiny, TinyInception
 
 
@@ -79,6 +79,11 @@ def test_inception_score_without_classifier_is_skipped(run, images):
 def test_reconstruction_metrics_need_no_inception(run, images):
     result = evaluate(run, ["mse", "psnr"], images=images)
     assert set(result.reconstruction["inference+2"]) == {"mse", "mse_0_to_1", "psnr_db"}
+    assert list(result.train_reconstruction) == ["inference", "inference+2", "inference+2 noise-free"]
+    held_out, train = result.reconstruction["inference"]["mse"], result.train_reconstruction["inference"]["mse"]
+    x = from_uint8(images.train.first(len(images.test)))
+    assert train == pytest.approx(float((run.reconstruct(x, steps=0) - x).square().mean()), rel=1e-4)
+    assert train != held_out
     assert result.generator == {}
     with pytest.raises(UserError, match="'dualmcmc data fetch inception'"):
         evaluate(run, ["fid"], 20, images)

@@ -66,11 +66,14 @@ def test_similarity_is_a_mean_over_images():
 def test_compare_starts(learned):
     images = MemoryStore(images_for(learned).store.first(100))
     result = compare_starts(learned, images)
-    assert list(result) == ["inference", "inference+2", *(f"noise+{k}" for k in (2, 10, 15, 20, 25, 30))]
+    from_inference = ["inference", "inference+2", "inference+2 noise-free"]
+    assert list(result) == [*from_inference, *(f"noise+{k}" for k in (2, 10, 15, 20, 25, 30))]
+    assert list(compare_starts(learned, images, from_noise=False)) == from_inference
     errors = [result[f"noise+{k}"]["mse"] for k in (2, 10, 20, 30)]
     assert errors == sorted(errors, reverse=True)  # longer chains have smaller errors
     assert result["inference+2"]["mse"] < result["inference"]["mse"]
     assert result["inference+2"]["mse"] < result["noise+2"]["mse"]
+    assert result["inference+2 noise-free"]["mse"] < result["inference+2"]["mse"]
     x = from_uint8(images.tensor())
     alone = float((learned.reconstruct(x, steps=0) - x).square().mean())
     assert result["inference"]["mse"] == pytest.approx(alone, rel=1e-5)
@@ -81,15 +84,16 @@ def test_lengths_of_chains_from_noise(learned, monkeypatch):
     images, calls = MemoryStore(images_for(learned).store.first(10)), []
     real = learned.revise_z
 
-    def counted(z, x, steps=None, rng=None):
+    def counted(z, x, steps=None, rng=None, **options):
         calls.append((z, steps))
-        return real(z, x, steps, rng)
+        return real(z, x, steps, rng, **options)
 
     monkeypatch.setattr(learned, "revise_z", counted)
     compare_starts(learned, images)
-    (first, _), *chain = calls
+    (first, _), (second, _), *chain = calls
     assert [steps for _, steps in chain] == [2, 8, 5, 5, 5, 5]  # total 2, 10, 15, 20, 25, 30
     assert torch.equal(first, learned.infer(from_uint8(images.tensor())).mean)
+    assert torch.equal(first, second)  # with noise, and without
     assert torch.equal(chain[0][0], learned.prior(10, learned.generator_for("from noise")))
 
 
@@ -100,3 +104,19 @@ def test_chain_in_two_parts_is_the_same_chain(learned):
     rng = [torch.Generator().manual_seed(2) for _ in range(2)]
     in_two = learned.revise_z(learned.revise_z(z, x, 10, rng[0]), x, 5, rng[0])
     assert torch.allclose(in_two, learned.revise_z(z, x, 15, rng[1]))
+
+
+def test_temperature_of_the_z_chain(learned):
+    """`sampling.z_temperature` = 0 is gradient descent, whatever the random numbers."""
+    images = MemoryStore(images_for(learned).store.first(20))
+    x = from_uint8(images.tensor())
+    z = learned.infer(x).mean
+    cold = dualmcmc.load(learned.file.parent, overrides=["sampling.z_temperature=0"], device="cpu")
+    assert not torch.equal(*(learned.revise_z(z, x, rng=torch.Generator().manual_seed(k)) for k in range(2)))
+    first, second = (cold.revise_z(z, x, rng=torch.Generator().manual_seed(k)) for k in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(first, learned.revise_z(z, x, temperature=0.0))
+    result = compare_starts(cold, images, from_noise=False)
+    assert list(result) == ["inference", "inference+2"]
+    noise_free = compare_starts(learned, images, from_noise=False)["inference+2 noise-free"]
+    assert result["inference+2"] == pytest.approx(noise_free)

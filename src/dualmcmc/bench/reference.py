@@ -19,19 +19,37 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 
+class Scale(nn.Module):
+    """An activation of the energy network, or the identity (`kind` = "none"), times a stored gain if there is one."""
+
+    value: Tensor
+
+    def __init__(self, kind: str, gain: bool) -> None:
+        super().__init__()
+        self.kind = kind
+        if gain:
+            self.register_buffer("value", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.kind == "none" else F.leaky_relu(x, 0.2 if self.kind == "leaky" else 0.0)
+        return h * self.value if hasattr(self, "value") else h
+
+
 class DownBlock(nn.Module):
     """Residual block of the energy network."""
 
-    def __init__(self, in_channels: int, out_channels: int, down: bool, first: bool = False) -> None:
+    def __init__(self, in_channels: int, out_channels: int, down: bool, gain: bool, first: bool = False) -> None:
         super().__init__()
-        self.down, self.first = down, first
+        self.down = down
+        self.act1 = nn.Identity() if first else Scale("relu", gain)
+        self.act2 = Scale("relu", gain)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         project = down or in_channels != out_channels
         self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv2(F.relu(self.conv1(x if self.first else F.relu(x))))
+        h = self.conv2(self.act2(self.conv1(self.act1(x))))
         shortcut = x if self.shortcut is None else self.shortcut(x)
         return F.avg_pool2d(h, 2) + F.avg_pool2d(shortcut, 2) if self.down else h + shortcut
 
@@ -59,20 +77,21 @@ def upsample(x: Tensor) -> Tensor:
 class ResnetEnergy(nn.Module):
     """E(x) with residual blocks."""
 
-    def __init__(self, size: int, channels: int, nef: int) -> None:
+    def __init__(self, size: int, channels: int, nef: int, gain: bool) -> None:
         super().__init__()
         blocks: list[nn.Module]
         if size <= 32:
-            blocks = [DownBlock(channels, nef, True, first=True), DownBlock(nef, nef, True)]
-            blocks += [DownBlock(nef, nef, False) for _ in range(2)]
+            blocks = [DownBlock(channels, nef, True, gain, first=True), DownBlock(nef, nef, True, gain)]
+            blocks += [DownBlock(nef, nef, False, gain) for _ in range(2)]
         else:
             widths = resnet_widths(size, nef)[::-1]
-            blocks = [DownBlock(channels, widths[0], True, first=True)]
-            blocks += [DownBlock(a, b, True) for a, b in pairwise(widths)]
-        self.blocks, self.out = nn.Sequential(*blocks), nn.Linear(nef, 1, bias=False)
+            blocks = [DownBlock(channels, widths[0], True, gain, first=True)]
+            blocks += [DownBlock(a, b, True, gain) for a, b in pairwise(widths)]
+        self.blocks, self.activation = nn.Sequential(*blocks), Scale("relu", gain)
+        self.out, self.out_gain = nn.Linear(nef, 1, bias=False), Scale("none", gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.relu(self.blocks(x)).mean(dim=(2, 3))).flatten()
+        return self.out_gain(self.out(self.activation(self.blocks(x)).mean(dim=(2, 3)))).flatten()
 
 
 class ResnetGenerator(nn.Module):
@@ -94,20 +113,21 @@ class ResnetGenerator(nn.Module):
 class SimpleEnergy(nn.Module):
     """E(x) with plain convolutions."""
 
-    def __init__(self, size: int, channels: int, width: int, depth: int) -> None:
+    def __init__(self, size: int, channels: int, width: int, depth: int, gain: bool) -> None:
         super().__init__()
         widths = [min(width << level, 4 * width) for level in range(halvings(size) + 1)]
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), Scale("leaky", gain)]
         for a, b in pairwise(widths):
-            layers += [nn.Conv2d(a, b, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+            layers += [nn.Conv2d(a, b, 4, stride=2, padding=1), Scale("leaky", gain)]
             for _ in range(depth - 1):
-                layers += [nn.Conv2d(b, b, 3, padding=1), nn.LeakyReLU(0.2)]
+                layers += [nn.Conv2d(b, b, 3, padding=1), Scale("leaky", gain)]
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.hidden = nn.Linear(widths[-1] * smallest_map(size) ** 2, width)
-        self.out = nn.Linear(width, 1, bias=False)
+        self.hidden_activation = Scale("leaky", gain)
+        self.out, self.out_gain = nn.Linear(width, 1, bias=False), Scale("none", gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.leaky_relu(self.hidden(self.features(x)), 0.2)).flatten()
+        return self.out_gain(self.out(self.hidden_activation(self.hidden(self.features(x))))).flatten()
 
 
 class SimpleGenerator(nn.Module):
@@ -168,13 +188,14 @@ class Reference:
     def __init__(self, config: Any, device: torch.device) -> None:
         self.cfg, nets, data = config.teaching, config.nets, config.data
         image, latent_dim = (data.size, data.channels), self.cfg.latent_dim
+        gain = nets.energy_slope is not None
         self.energy: nn.Module
         self.generator: nn.Module
         if nets.kind == "simple":
-            self.energy = SimpleEnergy(*image, nets.energy_width, nets.energy_depth)
+            self.energy = SimpleEnergy(*image, nets.energy_width, nets.energy_depth, gain)
             self.generator = SimpleGenerator(*image, nets.generator_width, latent_dim)
         else:
-            self.energy = ResnetEnergy(*image, nets.energy_width)
+            self.energy = ResnetEnergy(*image, nets.energy_width, gain)
             self.generator = ResnetGenerator(*image, nets.generator_width, latent_dim)
         self.inference: nn.Module = Inference(*image, nets.inference_width, latent_dim)
         if nets.spectral_norm:
@@ -200,7 +221,7 @@ class Reference:
         z = torch.randn(len(x), cfg.latent_dim, device=x.device, generator=rng)
         x_hat = self.generator(z)
         lap("generator")
-        x_start, x_rev = self.x_chain(x_hat, rng)
+        x_start, x_rev, energy_slope = self.x_chain(x_hat, rng)
         lap("x-chain")
 
         # MCMC inference
@@ -232,7 +253,7 @@ class Reference:
             with torch.no_grad():
                 x_hat = self.generator(z)
             lap("generator")
-            _, negatives = self.x_chain(x_hat, rng)
+            _, negatives, _ = self.x_chain(x_hat, rng)
             lap("x-chain")
         images = [x, negatives]
         if cfg.energy_consistency:
@@ -250,6 +271,7 @@ class Reference:
             "energy_sample": e_sample.mean().detach(),
             "energy_gap": energy_gap.detach(),
             "reconstruction_mse": data_error.detach() / x[0].numel(),
+            "energy_slope": energy_slope,
             "x_displacement_rms": (x_rev - x_start).square().flatten(1).mean(1).sqrt().mean(),
             "z_displacement_rms": (z_rev - z_hat).square().flatten(1).mean(1).sqrt().mean(),
             "inference_data_nll": data_nll.detach(),
@@ -259,15 +281,16 @@ class Reference:
             "grad_norm_energy": norm_energy,
         }
 
-    def x_chain(self, x_hat: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The initial state, and the state after k_x Langevin steps on E."""
+    def x_chain(self, x_hat: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """The initial state, the state after k_x Langevin steps on E, and the mean |dE/dx| along the way."""
         x_start = x_hat.detach()
         if self.cfg.start_noise > 0:
             x_start = x_start + self.cfg.start_noise * randn_like(x_start, rng)
         self.energy.eval()  # no power iterations of the spectral norm
-        x_rev = langevin(x_start, self.energy, self.cfg.x_chain, rng)
+        slopes: list[Tensor] = []
+        x_rev = langevin(x_start, self.energy, self.cfg.x_chain, rng, slopes)
         self.energy.train()
-        return x_start, x_rev
+        return x_start, x_rev, torch.stack(slopes).mean() if slopes else x_start.new_zeros(())
 
     def z_chain(self, z_hat: Tensor, x: Tensor, rng: torch.Generator) -> Tensor:
         """z after k_z Langevin steps on p(z|x)."""
@@ -287,14 +310,22 @@ class Reference:
         return norm
 
 
-def langevin(state: Tensor, potential: Callable[[Tensor], Tensor], chain: Any, rng: torch.Generator) -> Tensor:
-    """`chain.steps` Langevin steps on exp(-potential)."""
+def langevin(
+    state: Tensor,
+    potential: Callable[[Tensor], Tensor],
+    chain: Any,
+    rng: torch.Generator,
+    slopes: list[Tensor] | None = None,
+) -> Tensor:
+    """`chain.steps` Langevin steps on exp(-potential); appends the gradients' mean norm of each step to `slopes`."""
     if chain.grad_clip is not None:
         raise ValueError("the reference does not support grad_clip")
     noise_std = (2 * chain.step_size * chain.temperature) ** 0.5
     for _ in range(chain.steps):
         state = state.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(potential(state).sum(), state)
+        if slopes is not None:
+            slopes.append(gradient.flatten(1).norm(dim=1).mean())
         state = state.detach() - chain.step_size * gradient
         if noise_std > 0:
             state = state + noise_std * randn_like(state, rng)

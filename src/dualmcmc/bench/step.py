@@ -348,17 +348,23 @@ def _reference_stats(config: Config, device: torch.device, count: int) -> list[N
 
 def build_reference(config: Config, device: torch.device) -> tuple[Reference, torch.Generator]:
     """The reference with the initial weights and the noise stream of the engine."""
-    state = TrainState(config, device)
-    reference = Reference(config, device)
+    state, reference = build_state(config, device), Reference(config, device)
     reference.nets.load_state_dict(state.trio.state_dict())
     return reference, state.rng
 
 
 def build_step(config: Config, plan: ExecutionPlan) -> TrainStep:
     """The engine on one fixed batch of random images."""
-    state = TrainState(config, plan.device)
-    loader = _FixedBatch(MemoryStore(_random_pixels(config)), config.seed, config.train.batch, plan.device, "device")
-    return TrainStep(config, state, loader, plan)
+    images = MemoryStore(_random_pixels(config))
+    loader = _FixedBatch(images, config.seed, config.train.batch, plan.device, "device")
+    return TrainStep(config, build_state(config, plan.device), loader, plan)
+
+
+def build_state(config: Config, device: torch.device) -> TrainState:
+    """A new state, with E's gains for the random images."""
+    state = TrainState(config, device)
+    state.normalize_energy(MemoryStore(_random_pixels(config)))
+    return state
 
 
 def random_images(config: Config, device: torch.device) -> Tensor:

@@ -128,8 +128,10 @@ def _format_evaluation(
                 lines.append(f"{METRIC_LABELS.get(name, name):<24} " + " ".join(f"{value:>12}" for value in values))
     if result.reconstruction:
         store, kind = images.test_or_train()
-        lines.append(f"reconstructions of {len(store):,} {kind}")
-        lines += [f"{start:<14} {format_similarity(numbers)}" for start, numbers in result.reconstruction.items()]
+        for what_images, found in ((kind, result.reconstruction), ("training images", result.train_reconstruction)):
+            if found:
+                lines.append(f"reconstructions of {min(len(store), len(images.train)):,} {what_images}")
+                lines += [f"{start:<24} {format_similarity(numbers)}" for start, numbers in found.items()]
     by_reason: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         by_reason.setdefault(reason, []).append(name)

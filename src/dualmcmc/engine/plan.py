@@ -127,7 +127,8 @@ def compile_for_training(
 ) -> str | None:
     """Compile everything an iteration on `batch` images needs. On failure all run eagerly; returns the reason."""
     energy, generator, inference = _as_executors(executors)
-    pairs, z = _zeros(config, 2 * batch, device)
+    copies = 4 if config.teaching.energy_consistency > 0 else 2  # images per E update and image of the batch
+    pairs, z = _zeros(config, copies * batch, device)
     x, z = pairs[:batch], z[:batch]
     tasks = [
         (energy, Mode.CHAIN, x),

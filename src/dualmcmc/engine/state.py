@@ -7,18 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dualmcmc import config_io, rng
 from dualmcmc.config import Adam, Config, Ema
+from dualmcmc.data.store import ImageStore
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.ddp import convert_sync_batchnorm
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.methods import Optimizers
 from dualmcmc.nets import Trio, build
+from dualmcmc.nets.signal import normalize_signal
 from dualmcmc.utils.errors import Damaged, UserError
+from dualmcmc.utils.images import from_uint8
+
+SIGNAL_IMAGES = 64  # spread over the training set
 
 
 class EMA:
@@ -79,6 +85,22 @@ class TrainState:
         self.seconds = 0.0  # of training, over all sessions
         self.rollbacks = 0  # after divergence
         self.learning_rates: dict[str, float] = {}  # as last set
+
+    def normalize_energy(self, images: ImageStore) -> None:
+        """Set E's gains from some of the training images; a new run with `nets.energy_slope` does so once."""
+        slope, energy = self.config.nets.energy_slope, self.trio.energy
+        if slope is None:
+            return
+
+        def gains() -> dict[str, torch.Tensor]:
+            count = min(SIGNAL_IMAGES, len(images))
+            x = from_uint8(images.take(np.linspace(0, len(images) - 1, count).astype(np.int64)).to(self.device))
+            normalize_signal(energy, x, slope)
+            return {name: value.cpu() for name, value in energy.named_buffers()}
+
+        for name, value in self.world.on_main(gains).items():
+            energy.get_buffer(name).copy_(value)
+        self.ema = EMA(self.trio, self.config.ema)
 
     def set_learning_rates(self, epoch: int) -> None:
         """lr * lr_decay^epoch for each network, times the schedule's factor."""

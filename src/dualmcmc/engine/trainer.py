@@ -113,7 +113,11 @@ def _train(
     with world.fail_together():
         if len(set(fingerprints)) > 1:
             raise UserError("the processes see different images: data.path must be the same data on every machine.")
-    same_noise, damaged = _restore(state, folder) if resume else (True, [])
+    if resume:
+        same_noise, damaged = _restore(state, folder)
+    else:
+        state.normalize_energy(images.train)
+        same_noise, damaged = True, []
     with world.fail_together():
         cfg, batch = config.data, config.train.batch
         loader = BatchLoader(

@@ -15,6 +15,7 @@ CHECKS: tuple[Callable[[History, Config], list[Finding]], ...] = (
     checks.energy_gap,
     checks.spikes,
     checks.flat_energy,
+    checks.energy_slope,
     checks.x_chain,
     checks.z_chain,
     checks.gradients,

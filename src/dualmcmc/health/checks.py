@@ -11,7 +11,13 @@ from operator import attrgetter
 from statistics import median
 
 from dualmcmc.config import Config
-from dualmcmc.health.findings import HEALTHY_RANGES, Finding, healthy_ranges, scaled_setting, slower_energy
+from dualmcmc.health.findings import (
+    HEALTHY_RANGES,
+    Finding,
+    healthy_ranges,
+    scaled_setting,
+    slower_energy,
+)
 from dualmcmc.health.history import MIN_LINES, History
 
 GAP_GROWTH = 1.5  # factor between successive quarters of the log
@@ -67,6 +73,20 @@ def flat_energy(history: History, config: Config) -> list[Finding]:
     return [Finding("error", "flat_energy", message, _new_run_advice(config, "energy"))]
 
 
+def energy_slope(history: History, config: Config) -> list[Finding]:
+    """E is steep enough to steer samples, and not too steep."""
+    slopes, healthy = history.recent("energy_slope"), HEALTHY_RANGES["energy_slope"]
+    if config.teaching.x_chain.steps == 0 or not slopes:  # runs before 0.1.0 did not log it
+        return []
+    if median(slopes) < healthy.low:
+        message = (
+            f"The slope of E is {median(slopes):.3g}: E is flat and does not steer the samples. Early in training this "
+            "may pass."
+        )
+        return [Finding("warning", "energy_slope", message, _steeper_energy(config))]
+    return [_check_range("energy_slope", history, config).with_advice(slower_energy(config))]
+
+
 def x_chain(history: History, config: Config) -> list[Finding]:
     """The x-chain moves neither too far nor too little, and follows E rather than its noise."""
     name, chain = "x_displacement_rms", config.teaching.x_chain
@@ -81,16 +101,14 @@ def x_chain(history: History, config: Config) -> list[Finding]:
     if finding.level != "ok":
         factor = 0.5 if displacement > high else 4
         return [finding.with_advice(scaled_setting(config, "teaching.x_chain.step_size", factor))]
-    # At temperature 1 noise dominates by design; the cold chains of the image presets should follow E.
-    if chain.temperature < 1 and displacement < NOISE_ONLY_RATIO * noise:
+    # At temperature 1 noise dominates by design; the cold chains of the image presets should follow E. `energy_slope`
+    # measures this directly, if it was logged.
+    if chain.temperature < 1 and displacement < NOISE_ONLY_RATIO * noise and not history.recent("energy_slope"):
         message = (
             f"The x-chain displacement is {displacement:.3g}, no more than that of its noise alone ({noise:.3g}): E "
             "does not steer the samples. Early in training this may pass."
         )
-        # With an L2 penalty, a weaker one makes E steeper; without one, E tends to become flat.
-        penalized = config.teaching.energy_l2 > 0
-        change = scaled_setting(config, "teaching.energy_l2", 0.25) if penalized else "teaching.energy_l2=1"
-        return [Finding("warning", name, message, f"if it persists, {change} in a new run")]
+        return [Finding("warning", name, message, _steeper_energy(config))]
     return [finding]
 
 
@@ -159,6 +177,16 @@ def inference(history: History, config: Config) -> list[Finding]:
         keys = ("optim.inference.lr", "teaching.z_chain.step_size")
         return [Finding("warning", name, message, " ".join(scaled_setting(config, key, 0.5) for key in keys))]
     return [Finding("ok", name, f"The inference loss is {now:.3g}.")]
+
+
+def _steeper_energy(config: Config) -> str:
+    """For an E that is too flat to steer samples."""
+    # Without an L2 penalty E tends to become flat; with one, a weaker one makes E steeper.
+    penalized = config.teaching.energy_l2 > 0
+    change = scaled_setting(config, "teaching.energy_l2", 0.25) if penalized else "teaching.energy_l2=1"
+    if config.nets.energy_slope is None:
+        change = "nets.energy_slope=1" if penalized else f"nets.energy_slope=1 {change}"
+    return f"if it persists, {change} in a new run"
 
 
 def _new_run_advice(config: Config, net: str) -> str:

@@ -80,12 +80,19 @@ HEALTHY_RANGES = {
         50,
         "healthy runs settle below 1; CIFAR-10 varies by 3 in its first thousand iterations",
     ),
+    "energy_slope": Range(
+        "slope of E along the x-chain",
+        0.01,
+        100,
+        1e4,
+        "0.1 to 0.3 on CIFAR-10 once E teaches G; an E whose slope fades with depth starts at 0.0005 to 0.03",
+    ),
     "x_displacement_rms": Range(
         "x-chain displacement (rms per pixel)",
-        0.004,
+        0.001,
         0.5,
         1,
-        "half a grey level is 0.004; a displacement of 1 replaces the image",
+        "a grey level is 0.008; a displacement of 1 replaces the image",
     ),
     "z_displacement_rms": Range(
         "z-chain displacement (rms per latent dimension)",

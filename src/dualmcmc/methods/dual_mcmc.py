@@ -7,10 +7,11 @@ contains the options beyond Algorithm 1, each off unless a setting turns it on.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import revise_x, revise_z, rms_distance, squared_error
+from dualmcmc.langevin import Trace, revise_x, revise_z, rms_distance, squared_error
 from dualmcmc.methods import Lanes, Losses, Optimizers, Stats, descend, sequential, terms
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.rng import RandomSource, randn
@@ -24,12 +25,13 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
     """
     energy, generator, inference = trio.energy, trio.generator, trio.inference
     w_data, w_sample = terms.generator_weights(cfg)  # the paper's: 1 / (2 sigma^2) each
+    slopes = Trace(gradients_only=True)
 
     with lanes() as lane:
         with lane():  # MCMC sampling
             x_hat = generator(z)
             x_start = terms.add_start_noise(x_hat.detach(), cfg, rng)
-            x_rev = revise_x(energy, x_start, cfg.x_chain, rng)  # Eq. 3
+            x_rev = revise_x(energy, x_start, cfg.x_chain, rng, slopes)  # Eq. 3
         with lane():  # MCMC inference
             q = Gaussian(*inference(x))
             z_hat = q.sample(rng).detach()
@@ -52,6 +54,7 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
             loss_inference = cfg.inference_data_weight * data_nll + cfg.inference_sample_weight * sample_nll  # Eq. 15
 
     stats = energy_stats | {
+        "energy_slope": torch.stack(slopes.grad_norm).mean() if slopes.grad_norm else x.new_zeros(()),
         "reconstruction_mse": data_error.detach() / x[0].numel(),
         "inference_data_nll": data_nll.detach(),
         "inference_sample_nll": sample_nll.detach(),

@@ -27,17 +27,21 @@ class Trio(nn.Module):
 
 
 def build(config: Config) -> Trio:
-    """The networks of a config, initialised from its seed."""
+    """The networks of a config, initialised from its seed.
+
+    With `nets.energy_slope`, `signal.normalize_signal` sets E's gains from a batch of images before training.
+    """
     nets, data, latent_dim = config.nets, config.data, config.teaching.latent_dim
+    gain = nets.energy_slope is not None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also seed the GPU's generators
         energy: nn.Module
         generator: nn.Module
         if nets.kind == "simple":
-            energy = SimpleEnergy(data.size, data.channels, nets.energy_width, nets.energy_depth)
+            energy = SimpleEnergy(data.size, data.channels, nets.energy_width, nets.energy_depth, gain)
             generator = SimpleGenerator(data.size, data.channels, nets.generator_width, latent_dim)
         else:
-            energy = ResnetEnergy(data.size, data.channels, nets.energy_width)
+            energy = ResnetEnergy(data.size, data.channels, nets.energy_width, gain)
             generator = ResnetGenerator(data.size, data.channels, nets.generator_width, latent_dim)
         inference = ConvInference(data.size, data.channels, nets.inference_width, latent_dim)
         for net in (energy, generator, inference):

@@ -44,6 +44,30 @@ def add_spectral_norm(net: nn.Module) -> None:
             spectral_norm(module)
 
 
+class Gain(nn.Module):
+    """Multiplication by a constant that `signal.normalize_signal` sets before training; the identity if disabled."""
+
+    value: Tensor | None
+
+    def __init__(self, enabled: bool) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.ones(()) if enabled else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.value is None else x * self.value
+
+
+class Activation(Gain):
+    """ReLU, leaky if `negative_slope` is not 0, and a gain."""
+
+    def __init__(self, negative_slope: float = 0.0, gain: bool = False) -> None:
+        super().__init__(gain)
+        self.negative_slope = negative_slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.leaky_relu(x, self.negative_slope) if self.negative_slope else F.relu(x))
+
+
 class PooledConv2d(nn.Conv2d):
     """A 3x3 convolution followed by 2x2 average pooling, as one 4x4 convolution of stride 2: 4/9 of the work.
 
@@ -79,9 +103,13 @@ class DownBlock(nn.Module):
     convolution commute, and this order costs a quarter.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, down: bool, first: bool = False) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, down: bool, first: bool = False, gain: bool = False
+    ) -> None:
         super().__init__()
-        self.down, self.first = down, first
+        self.down = down
+        self.act1 = nn.Identity() if first else Activation(gain=gain)
+        self.act2 = Activation(gain=gain)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
         self.conv2 = (
             PooledConv2d(out_channels, out_channels)
@@ -92,7 +120,7 @@ class DownBlock(nn.Module):
         self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv2(F.relu(self.conv1(x if self.first else F.relu(x))))
+        h = self.conv2(self.act2(self.conv1(self.act1(x))))
         if self.down:
             x = F.avg_pool2d(x, 2)
         return h + (x if self.shortcut is None else self.shortcut(x))

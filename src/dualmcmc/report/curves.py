@@ -24,6 +24,7 @@ class Panel(NamedTuple):
 PANELS = (
     Panel("Energy", "mean energy", {"energy_data": "data", "energy_sample": "revised samples"}),
     Panel("Energy gap, samples minus data", "E(x~) - E(x)", {"energy_gap": ""}, "symlog"),
+    Panel("Slope of E along the x-chain", "mean |dE/dx|", {"energy_slope": ""}, "log"),
     Panel("Reconstruction error", "MSE per pixel", {"reconstruction_mse": ""}, "log"),
     Panel(
         "Chain displacement",
@@ -38,6 +39,7 @@ PANELS = (
         {"grad_norm_energy": "E", "grad_norm_generator": "G", "grad_norm_inference": "I"},
         "log",
     ),
+    Panel("Speed", "iterations per second", {"iterations_per_second": ""}),
 )
 
 
@@ -49,8 +51,8 @@ def plot_log(log: Sequence[dict[str, Any]], bands: Mapping[str, tuple[float, flo
 def make_figure(log: Sequence[dict[str, Any]], bands: Mapping[str, tuple[float, float]]) -> Figure:
     """The figure of `plot_log`."""
     lines = [entry for entry in log if entry.get("kind") == "train"]
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    for axes, panel in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+    figure = Figure(figsize=(15, 6), layout="constrained")
+    for axes, panel in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
         shown: list[float] = []
         for (name, label), colour in zip(panel.curves.items(), (ACCENT, SECOND, INK), strict=False):
             if points := curve(lines, name):

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dualmcmc import data
+from dualmcmc.data.store import SubsetStore
 from dualmcmc.metrics.fid import frechet_distance
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.metrics.quality import inception_score, kid, precision_recall
@@ -41,14 +43,16 @@ class Evaluation:
 
     generator: dict[str, float] = field(default_factory=dict)
     ebm: dict[str, float] = field(default_factory=dict)
-    reconstruction: dict[str, dict[str, float]] = field(default_factory=dict)
+    reconstruction: dict[str, dict[str, float]] = field(default_factory=dict)  # of held-out images, if there are any
+    train_reconstruction: dict[str, dict[str, float]] = field(default_factory=dict)  # of as many training images
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by part
     reference_cached: bool | None = None  # whether the training images' statistics came from the cache
 
     def numbers(self) -> dict[str, Any]:
         """All metrics, as they are saved."""
-        return {"generator": self.generator, "ebm": self.ebm, "reconstruction": self.reconstruction}
+        names = ("generator", "ebm", "reconstruction", "train_reconstruction")
+        return {name: getattr(self, name) for name in names}
 
 
 def check_metrics(names: Sequence[str]) -> list[str]:
@@ -90,14 +94,20 @@ def evaluate(
     reconstruction_names = [key for name in wanted for key in RECONSTRUCTION_METRICS.get(name, ())]
     if reconstruction_names:
         start = time.monotonic()
-        for kind, numbers in compare_starts(run, images.test_or_train()[0], progress).items():
-            result.reconstruction[kind] = {
-                name: value for name, value in numbers.items() if name in reconstruction_names
-            }
+        found = compare_starts(run, images.test_or_train()[0], progress)
+        result.reconstruction = _select(found, reconstruction_names)
+        if images.test is not None:
+            some = SubsetStore(images.train, np.arange(min(len(images.test), len(images.train))))
+            found = compare_starts(run, some, progress, from_noise=False)
+            result.train_reconstruction = _select(found, reconstruction_names)
         result.seconds["reconstruction"] = time.monotonic() - start
     if not (result.generator or result.reconstruction):
         raise UserError("nothing to measure: " + "; ".join(result.skipped.values()) + ".")
     return result
+
+
+def _select(numbers: dict[str, dict[str, float]], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {kind: {name: part[name] for name in part if name in names} for kind, part in numbers.items()}
 
 
 def _measure_samples(

@@ -89,26 +89,33 @@ def save_picture(result: Reconstruction, out: Path) -> None:
 
 
 def compare_starts(
-    run: Run, images: ImageStore, progress: ProgressFactory = no_progress
+    run: Run, images: ImageStore, progress: ProgressFactory = no_progress, from_noise: bool = True
 ) -> dict[str, dict[str, float]]:
     """The paper's comparison (its figure on SSIM): inference, inference + z-chain, and z-chains from noise.
 
-    One chain from noise is run and evaluated after each of the lengths. The processes share the images.
+    The z-chain from inference is also run without noise (temperature 0), which finds a mode of p(z|x) instead of a
+    sample. One chain from noise is run and evaluated after each of the lengths. The processes share the images.
     """
     own = run.config.teaching.z_chain.steps
-    lengths = sorted({own, *NOISE_STEPS})
-    names = ("inference", f"inference+{own}", *(f"noise+{length}" for length in lengths))
+    temperatures = {f"inference+{own}": None, f"inference+{own} noise-free": 0.0}
+    if run.config.inference_chain.temperature == 0:
+        temperatures.popitem()
+    lengths = sorted({own, *NOISE_STEPS}) if from_noise else []
+    names = ("inference", *temperatures, *(f"noise+{length}" for length in lengths))
     similarity = {name: ImageSimilarity() for name in names}
     run.prepare(len(images), progress, z_chain=True)
     with run.world.fail_together():
         for indices, x in batches(run, images, progress, "reconstructing", run.world):
-            inferred, from_noise = (run.generator_for(name, int(indices[0])) for name in ("z-chain", "from noise"))
-            z = run.infer(x).mean
-            similarity["inference"].add(x, run.generate(z))
-            similarity[f"inference+{own}"].add(x, run.generate(run.revise_z(z, x, rng=inferred)))
-            z, done = run.prior(len(x), from_noise), 0
+            first = int(indices[0])
+            inferred = run.infer(x).mean
+            similarity["inference"].add(x, run.generate(inferred))
+            for name, temperature in temperatures.items():
+                z = run.revise_z(inferred, x, rng=run.generator_for("z-chain", first), temperature=temperature)
+                similarity[name].add(x, run.generate(z))
+            noise, done = run.generator_for("from noise", first), 0
+            z = run.prior(len(x), noise)
             for length in lengths:
-                z, done = run.revise_z(z, x, length - done, from_noise), length
+                z, done = run.revise_z(z, x, length - done, noise), length
                 similarity[f"noise+{length}"].add(x, run.generate(z))
     for one in similarity.values():
         one.all_reduce(run.world)
