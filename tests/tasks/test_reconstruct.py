@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,7 @@ def test_similarity_is_a_mean_over_images():
     outside = ImageSimilarity()
     outside.add(torch.ones(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.7))  # clamped, as in a picture
     assert outside.numbers()["mse"] == 0
+    assert outside.numbers()["psnr_db"] == pytest.approx(20 * math.log10(2 * 255), abs=0.01)  # not infinite
 
 
 def test_compare_starts(learned):

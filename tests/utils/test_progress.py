@@ -4,7 +4,7 @@ import pytest
 
 from dualmcmc.utils import progress
 
-STATS = {"energy_gap": 0.5, "reconstruction_mse": 0.01, "x_displacement_rms": 0.1, "z_displacement_rms": 0.2}
+STATS = {"energy_gap": 0.5, "energy_slope": 0.1, "reconstruction_mse": 0.01, "z_displacement_rms": 0.2}
 
 
 def test_no_progress_prints_nothing(capsys):

@@ -16,6 +16,7 @@ from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.images import grid, save_png, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
+MAX_PSNR = 54.15  # dB; half a grey level. One exact image, as in digits with clamped pixels, would make the mean infinite
 NOISE_STEPS = (10, 15, 20, 25, 30)  # lengths of the paper's z-chains from noise
 
 
@@ -29,7 +30,7 @@ class ImageSimilarity:
         """Add images x and their reconstructions y, in [-1, 1]."""
         y = require_finite(y).clamp(-1, 1)  # as in a picture; an x-chain can leave the range
         self._count += len(x)
-        self._totals += torch.stack([mse(x, y).sum(), psnr(x, y).sum(), ssim(x, y).sum()]).cpu()
+        self._totals += torch.stack([mse(x, y).sum(), psnr(x, y).clamp(max=MAX_PSNR).sum(), ssim(x, y).sum()]).cpu()
 
     def all_reduce(self, world: World) -> None:
         """Combine the sums of all processes."""

@@ -15,7 +15,7 @@ Unit = Literal["images", "bytes", "parts"]
 Advance = Callable[[int], None]
 ProgressFactory = Callable[[str, int | None, Unit], AbstractContextManager[Advance]]  # (task, total, unit)
 LINE_INTERVAL = 10.0  # seconds
-SHOWN_STATS = {"energy_gap": "gap", "energy_slope": "slope", "reconstruction_mse": "mse", "x_displacement_rms": "Δx"}
+SHOWN_STATS = {"energy_gap": "gap", "energy_slope": "slope", "reconstruction_mse": "mse"}
 
 
 def no_progress(task: str, total: int | None, unit: Unit) -> AbstractContextManager[Advance]:
