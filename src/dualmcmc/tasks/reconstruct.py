@@ -16,7 +16,7 @@ from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.images import grid, save_png, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-MAX_PSNR = 54.15  # dB; half a grey level. One exact image, as in digits with clamped pixels, would make the mean infinite
+MAX_PSNR = 54.15  # dB per image, that of half a grey level: one exact image would make the mean infinite
 NOISE_STEPS = (10, 15, 20, 25, 30)  # lengths of the paper's z-chains from noise
 
 
