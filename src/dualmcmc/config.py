@@ -199,14 +199,11 @@ class Ema:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The chains of a trained run; null means as in training (teaching.x_chain, teaching.z_chain)."""
+    """How a trained run samples; null means as in training (teaching.x_chain)."""
 
     steps: int | None = setting(None, "x-chain steps", ge=0)
     step_size: float | None = setting(None, "x-chain step size", gt=0)
     temperature: float | None = setting(None, "x-chain temperature", ge=0)
-    z_temperature: float | None = setting(
-        None, "temperature of the z-chain; 0: noise-free, for the smallest reconstruction error", ge=0
-    )
     batchnorm: Literal["running", "batch"] = setting(
         "running", "BatchNorm statistics: running, or those of each batch as in the authors' code"
     )
@@ -291,10 +288,3 @@ class Config:
         """The x-chain of a trained run: training's, with the changes in `sampling`."""
         changes = {name: getattr(self.sampling, name) for name in ("steps", "step_size", "temperature")}
         return replace(self.teaching.x_chain, **{name: value for name, value in changes.items() if value is not None})
-
-    @property
-    def inference_chain(self) -> Chain:
-        """The z-chain of a trained run: training's, with the temperature in `sampling`."""
-        temperature = self.sampling.z_temperature
-        chain = self.teaching.z_chain
-        return chain if temperature is None else replace(chain, temperature=temperature)

@@ -10,6 +10,8 @@ from dualmcmc.config import Engine
 from dualmcmc.engine import plan
 from dualmcmc.engine.executor import Executor
 from dualmcmc.engine.plan import ExecutionPlan, build_executors, resolve_plan
+from dualmcmc.engine.state import TrainState
+from dualmcmc.methods.dual_mcmc import step
 from dualmcmc.nets import build
 from tests.conftest import tiny
 
@@ -165,6 +167,21 @@ def test_compile_for_training(monkeypatch, overrides, count):
     assert calls == [4, 4, 8, 4, 4, 4][:count]  # E is trained on pairs
     assert plan.compile_for_training(executors, config, 4, CPU, progress) is None
     assert len(calls) == count  # nothing left to compile
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["teaching.second_x_chain=true"], ["teaching.energy_consistency=1"], ["engine.micro_batch=3"]]
+)
+def test_an_iteration_evaluates_only_what_was_compiled(monkeypatch, overrides):
+    monkeypatch.setattr(plan, "_compiler", lambda *_: lambda layers: lambda *arguments: layers(*arguments))
+    config = tiny("engine.mode=compiled", "train.batch=4", *overrides)
+    state = TrainState(config, CPU)
+    executors = build_executors(state.trio, config, resolve_plan(config.engine, CPU))
+    assert plan.compile_for_training(executors, config, 4, CPU) is None
+    for executor in executors.children():
+        executor._eager = (lambda *_: pytest.fail("not compiled"),) * 2
+    stats = step(executors, state.optimizers, torch.rand(4, 1, 8, 8) * 2 - 1, state.rng, config.teaching)
+    assert stats["energy_gap"].isfinite()
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,11 @@ def test_chain_in_two_parts_is_the_same_chain(learned):
 
 
 def test_temperature_of_the_z_chain(learned):
-    """`sampling.z_temperature` = 0 is gradient descent, whatever the random numbers."""
+    """Temperature 0 is gradient descent, whatever the random numbers."""
     images = MemoryStore(images_for(learned).store.first(20))
     x = from_uint8(images.tensor())
     z = learned.infer(x).mean
-    cold = dualmcmc.load(learned.file.parent, overrides=["sampling.z_temperature=0"], device="cpu")
+    cold = dualmcmc.load(learned.file.parent, overrides=["teaching.z_chain.temperature=0"], device="cpu")
     assert not torch.equal(*(learned.revise_z(z, x, rng=torch.Generator().manual_seed(k)) for k in range(2)))
     first, second = (cold.revise_z(z, x, rng=torch.Generator().manual_seed(k)) for k in range(2))
     assert torch.equal(first, second)

@@ -128,10 +128,13 @@ def _format_evaluation(
                 lines.append(f"{METRIC_LABELS.get(name, name):<24} " + " ".join(f"{value:>12}" for value in values))
     if result.reconstruction:
         store, kind = images.test_or_train()
-        for what_images, found in ((kind, result.reconstruction), ("training images", result.train_reconstruction)):
-            if found:
-                lines.append(f"reconstructions of {min(len(store), len(images.train)):,} {what_images}")
-                lines += [f"{start:<24} {format_similarity(numbers)}" for start, numbers in found.items()]
+        parts = [(len(store), kind, result.reconstruction)]
+        if result.train_reconstruction:
+            count = min(len(store), len(images.train))
+            parts.append((count, "training images", result.train_reconstruction))
+        for count, kind, found in parts:
+            lines.append(f"reconstructions of {count:,} {kind}")
+            lines += [f"{start:<24} {format_similarity(numbers)}" for start, numbers in found.items()]
     by_reason: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         by_reason.setdefault(reason, []).append(name)

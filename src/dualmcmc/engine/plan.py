@@ -13,6 +13,7 @@ import torch
 
 from dualmcmc.config import Config, Engine
 from dualmcmc.engine.executor import Executor, Mode
+from dualmcmc.methods.terms import energy_images
 from dualmcmc.nets import Trio
 from dualmcmc.utils.files import cache_folder
 from dualmcmc.utils.progress import ProgressFactory, no_progress
@@ -127,13 +128,12 @@ def compile_for_training(
 ) -> str | None:
     """Compile everything an iteration on `batch` images needs. On failure all run eagerly; returns the reason."""
     energy, generator, inference = _as_executors(executors)
-    copies = 4 if config.teaching.energy_consistency > 0 else 2  # images per E update and image of the batch
-    pairs, z = _zeros(config, copies * batch, device)
-    x, z = pairs[:batch], z[:batch]
+    images, z = _zeros(config, energy_images(config.teaching) * batch, device)
+    x, z = images[:batch], z[:batch]
     tasks = [
         (energy, Mode.CHAIN, x),
         (generator, Mode.CHAIN, z),
-        (energy, Mode.TRAIN, pairs),
+        (energy, Mode.TRAIN, images),
         (generator, Mode.TRAIN, z),
         (inference, Mode.TRAIN, x),
     ]

@@ -101,9 +101,8 @@ def x_chain(history: History, config: Config) -> list[Finding]:
     if finding.level != "ok":
         factor = 0.5 if displacement > high else 4
         return [finding.with_advice(scaled_setting(config, "teaching.x_chain.step_size", factor))]
-    # At temperature 1 noise dominates by design; the cold chains of the image presets should follow E. `energy_slope`
-    # measures this directly, if it was logged.
-    if chain.temperature < 1 and displacement < NOISE_ONLY_RATIO * noise and not history.recent("energy_slope"):
+    # At temperature 1 noise dominates by design; the cold chains of the image presets should follow E.
+    if chain.temperature < 1 and displacement < NOISE_ONLY_RATIO * noise:
         message = (
             f"The x-chain displacement is {displacement:.3g}, no more than that of its noise alone ({noise:.3g}): E "
             "does not steer the samples. Early in training this may pass."

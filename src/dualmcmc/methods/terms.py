@@ -63,6 +63,11 @@ def paired_energies(energy: Network, x: Tensor, x_rev: Tensor, cfg: Teaching, rn
     return PairedEnergies(data, sample, pairs, shifted[0] if shifted else None)
 
 
+def energy_images(cfg: Teaching) -> int:
+    """How many images E's loss evaluates per image of the batch: data and sample, and both shifted."""
+    return 4 if cfg.energy_consistency > 0 else 2
+
+
 def regularize(loss: Tensor, e: PairedEnergies, cfg: Teaching) -> Tensor:
     """E's loss with its penalties and its weight."""
     if cfg.energy_l2 > 0:

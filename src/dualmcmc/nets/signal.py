@@ -12,16 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from dualmcmc.nets.blocks import Gain
-from dualmcmc.nets.frozen import eval_mode
+from dualmcmc.nets.frozen import frozen
 
+MICRO_BATCH = 8  # images per gradient, to save memory
 TINY = 1e-12  # against division by 0, if all images are equal to 0
 
 
 def mean_slope(energy: nn.Module, x: Tensor) -> Tensor:
     """The mean of |dE/dx| over images x (B, ...)."""
-    x = x.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(energy(x).sum(), x)
-    return gradient.flatten(1).norm(dim=1).mean()
+    norms = []
+    with frozen(energy) as net:
+        for part in x.detach().split(MICRO_BATCH):
+            part.requires_grad_()
+            (gradient,) = torch.autograd.grad(net(part).sum(), part)
+            norms.append(gradient.flatten(1).norm(dim=1))
+    return torch.cat(norms).mean()
 
 
 def normalize_signal(energy: nn.Module, x: Tensor, slope: float) -> None:
@@ -37,13 +42,12 @@ def normalize_signal(energy: nn.Module, x: Tensor, slope: float) -> None:
     gains = [module for module in energy.modules() if isinstance(module, Gain) and module.value is not None]
     hooks = [module.register_forward_hook(set_unit_rms) for module in gains]
     try:
-        with torch.no_grad(), eval_mode(energy, "batch"):
-            energy(x)
+        with torch.no_grad(), frozen(energy) as net:
+            net(x)
     finally:
         for hook in hooks:
             hook.remove()
     if not visited:
         raise ValueError("the energy has no gains to set: multiply its activations and its output by a `blocks.Gain`")
-    with eval_mode(energy, "batch"):
-        factor = slope / mean_slope(energy, x).clamp(min=TINY)
+    factor = slope / mean_slope(energy, x).clamp(min=TINY)
     visited[-1].get_buffer("value").mul_(factor)  # the output's

@@ -97,10 +97,8 @@ def compare_starts(
     The z-chain from inference is also run without noise (temperature 0), which finds a mode of p(z|x) instead of a
     sample. One chain from noise is run and evaluated after each of the lengths. The processes share the images.
     """
-    own = run.config.teaching.z_chain.steps
-    temperatures = {f"inference+{own}": None, f"inference+{own} noise-free": 0.0}
-    if run.config.inference_chain.temperature == 0:
-        temperatures.popitem()
+    own, trained = run.config.teaching.z_chain.steps, run.config.teaching.z_chain.temperature
+    temperatures = {f"inference+{own}": trained} | ({f"inference+{own} noise-free": 0.0} if trained > 0 else {})
     lengths = sorted({own, *NOISE_STEPS}) if from_noise else []
     names = ("inference", *temperatures, *(f"noise+{length}" for length in lengths))
     similarity = {name: ImageSimilarity() for name in names}
@@ -113,8 +111,8 @@ def compare_starts(
             for name, temperature in temperatures.items():
                 z = run.revise_z(inferred, x, rng=run.generator_for("z-chain", first), temperature=temperature)
                 similarity[name].add(x, run.generate(z))
-            noise, done = run.generator_for("from noise", first), 0
-            z = run.prior(len(x), noise)
+            noise = run.generator_for("from noise", first)
+            z, done = run.prior(len(x), noise), 0
             for length in lengths:
                 z, done = run.revise_z(z, x, length - done, noise), length
                 similarity[f"noise+{length}"].add(x, run.generate(z))

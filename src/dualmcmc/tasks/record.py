@@ -66,7 +66,7 @@ def describe_run(run: Run) -> dict[str, Any]:
             "sha256": run.sha256,
         },
         "x_chain": asdict(run.config.sampling_chain) | {"noise_std": run.config.sampling_chain.noise_std},
-        "z_chain": asdict(run.config.inference_chain) | {"sigma": run.config.teaching.sigma},
+        "z_chain": asdict(run.config.teaching.z_chain) | {"sigma": run.config.teaching.sigma},
         "batchnorm": sampling.batchnorm,
         "batch": sampling.batch,
         "engine": run.engine,

@@ -191,17 +191,18 @@ class Run:
         observed: Tensor | None = None,
         temperature: float | None = None,
     ) -> Tensor:
-        """T_z: Langevin steps on p(z|x) from latents z of images x, with `config.inference_chain`.
+        """T_z: Langevin steps on p(z|x) from latents z of images x, with `teaching.z_chain`.
 
         With `observed` (B, 1 or C, H, W), a boolean mask of known pixels: on p(z | observed pixels).
         """
-        chain, sigma = _with_steps(self.config.inference_chain, steps), self.config.teaching.sigma
+        teaching = self.config.teaching
+        chain = _with_steps(teaching.z_chain, steps)
         if temperature is not None:
             chain = replace(chain, temperature=temperature)
         source = rng or self.rng
 
         def run_chain(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_z(self._executors.generator, z, x, sigma, chain, source, trace, *observed)
+            return revise_z(self._executors.generator, z, x, teaching.sigma, chain, source, trace, *observed)
 
         return self._in_batches(run_chain, z, self._check_images(x), *_expand_mask(observed, x), trace=trace)
 
