@@ -73,15 +73,17 @@ class Data:
 class Nets:
     """The three networks."""
 
-    kind: Literal["simple", "resnet"] = setting(
-        "simple", "simple: plain convolutions; resnet: residual E and G, as in the paper's main results"
+    kind: Literal["simple", "resnet", "style"] = setting(
+        "simple",
+        "simple: plain convolutions; resnet: residual E and G, as in the paper's main results; style: G as in "
+        "StyleGAN2, E plain (not in the paper)",
     )
-    energy_width: int = setting(64, "channels of E: first layer (simple), or nef (resnet)", ge=1, le=16384)
+    energy_width: int = setting(64, "channels of E: first layer (simple, style), or nef (resnet)", ge=1, le=16384)
     energy_depth: int = setting(
-        1, "convolutions per resolution of E (simple); residual blocks always have two", ge=1, le=16
+        1, "convolutions per resolution of E (simple, style); residual blocks always have two", ge=1, le=16
     )
     generator_width: int = setting(
-        64, "channels of G: half those of its last stage (simple), or nef (resnet)", ge=1, le=16384
+        64, "channels of G: half those of its last stage (simple, style), or nef (resnet)", ge=1, le=16384
     )
     inference_width: int = setting(64, "channels of I's first layer; doubled per stage up to 1024", ge=1, le=16384)
     energy_slope: float | None = setting(

@@ -25,7 +25,15 @@ def random_images(config):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_same_networks(preset):
-    config = small_config(preset)
+    assert_same_networks(small_config(preset))
+
+
+@pytest.mark.parametrize("preset", ["digits", "cifar10-simple"])
+def test_same_style_networks(preset):
+    assert_same_networks(small_config(preset, "nets.kind=style"))
+
+
+def assert_same_networks(config):
     trio, reference = build(config).train(), Reference(config, CPU)
     reference.nets.load_state_dict(trio.state_dict())
     x, z = random_images(config), torch.randn(5, config.teaching.latent_dim)
@@ -42,6 +50,7 @@ def test_same_networks(preset):
         ("digits", ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"]),
         ("digits", ["teaching.energy_consistency=2"]),
         ("digits", ["nets.energy_slope=0.5"]),
+        ("digits", ["nets.kind=style"]),
         ("cifar10-resnet", ["nets.energy_slope=0.5"]),
         ("cifar10-resnet", ["teaching.energy_consistency=2", "teaching.second_x_chain=true"]),
     ],

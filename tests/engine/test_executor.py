@@ -23,7 +23,11 @@ from dualmcmc.nets.frozen import eval_mode, frozen
 from tests.conftest import TINY, tiny
 
 SMALL = ["nets.energy_width=8", "nets.generator_width=8", "nets.inference_width=8"]  # more channels than an image
-KINDS = {"simple": ("digits", TINY), "resnet": ("cifar10-resnet", [*SMALL, "teaching.latent_dim=4"])}
+KINDS = {
+    "simple": ("digits", TINY),
+    "resnet": ("cifar10-resnet", [*SMALL, "teaching.latent_dim=4"]),
+    "style": ("digits", [*TINY, *SMALL, "nets.kind=style"]),
+}
 NAMES = ("energy", "generator", "inference")
 
 

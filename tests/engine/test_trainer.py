@@ -79,6 +79,7 @@ def assert_equal(a, b):
     "overrides",
     [
         ("nets.kind=resnet", "ema.energy=true", "data.flip=true"),
+        ("nets.kind=style", "nets.energy_slope=1"),
         ("ema.half_life=0", "teaching.second_x_chain=true", "teaching.energy_consistency=2"),
     ],
 )

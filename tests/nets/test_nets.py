@@ -21,6 +21,12 @@ def test_parameter_counts(preset, millions):
         assert counts[name] / 1e6 == pytest.approx(expected, rel=0.075), name  # the paper rounds to millions
 
 
+def test_style_generator_parameters():
+    with torch.device("meta"):
+        counts = parameter_counts(build(config_io.load_config("cifar10-simple", ["nets.kind=style"])))
+    assert counts["generator"] / 1e6 == pytest.approx(14, rel=0.05)
+
+
 def test_depth_adds_convolutions_per_resolution():
     for depth in (1, 2, 3):
         energy = build(config_io.load_config("digits", ["data.size=16", f"nets.energy_depth={depth}"])).energy
@@ -28,7 +34,7 @@ def test_depth_adds_convolutions_per_resolution():
         assert sides == [3] + 2 * ([4] + [3] * (depth - 1))
 
 
-@pytest.mark.parametrize("kind", ["simple", "resnet"])
+@pytest.mark.parametrize("kind", ["simple", "resnet", "style"])
 @pytest.mark.parametrize(("size", "channels"), [(8, 1), (28, 3), (32, 3), (64, 3), (256, 1)])
 def test_shapes(kind, size, channels):
     tree = {

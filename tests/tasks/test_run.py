@@ -85,7 +85,7 @@ def test_seed_determines_samples(finished_run):
     assert not torch.equal(first, dualmcmc.load(finished_run, seed=4).sample(4))
 
 
-@pytest.mark.parametrize("kind", ["simple", "resnet"])
+@pytest.mark.parametrize("kind", ["simple", "resnet", "style"])
 def test_result_does_not_depend_on_batch_size(kind):
     config = tiny(f"nets.kind={kind}", "sampling.batch=3")
     run = dualmcmc.Run(config, build(config), torch.device("cpu"), images=0)

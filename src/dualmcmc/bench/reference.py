@@ -145,6 +145,63 @@ class SimpleGenerator(nn.Module):
         return torch.tanh(self.layers(z[:, :, None, None]))
 
 
+class StyledConv(nn.Module):
+    """StyleGAN2's convolution: for each image, kernels scaled by its style and normalised; bias; leaky ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, style_dim: int, up: bool = False) -> None:
+        super().__init__()
+        self.up = up
+        self.scale = nn.Linear(style_dim, in_channels)
+        self.conv: nn.Conv2d | nn.ConvTranspose2d = (
+            nn.ConvTranspose2d(in_channels, out_channels, 4, stride=2, padding=1, bias=False)
+            if up
+            else nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+        )
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        kernel = self.conv.weight.transpose(0, 1) if self.up else self.conv.weight  # (out, in, height, width)
+        kernels = kernel * (1 + self.scale(style))[:, None, :, None, None]  # one for each image
+        variance = kernels.square().sum(dim=(2, 3, 4), keepdim=True)
+        kernels = kernels / torch.sqrt((variance / 4 if self.up else variance) + 1e-8)
+        images = x.flatten(0, 1)[None]  # the batch as groups of channels
+        if self.up:
+            kernels = kernels.transpose(1, 2).flatten(0, 1)
+            h = F.conv_transpose2d(images, kernels, stride=2, padding=1, groups=len(x))
+        else:
+            h = F.conv2d(images, kernels.flatten(0, 1), padding=1, groups=len(x))
+        return scaled_leaky_relu(h[0].unflatten(0, (len(x), -1)) + self.bias[:, None, None])
+
+
+def scaled_leaky_relu(x: Tensor) -> Tensor:
+    """Leaky ReLU that keeps the root mean square of N(0, 1)."""
+    return F.leaky_relu(x, 0.2) / 0.52**0.5
+
+
+class StyleGenerator(nn.Module):
+    """g(z) as a small StyleGAN2."""
+
+    def __init__(self, size: int, channels: int, width: int, latent_dim: int) -> None:
+        super().__init__()
+        self.base = smallest_map(size)
+        widths = [min(8 * width, 2 * width << level) for level in range(halvings(size), -1, -1)]
+        self.style = nn.ModuleList(nn.Linear(latent_dim, latent_dim) for _ in range(2))
+        self.start = nn.Linear(latent_dim, widths[0] * self.base**2)
+        self.first = StyledConv(widths[0], widths[0], latent_dim)
+        self.ups = nn.ModuleList(StyledConv(a, b, latent_dim, up=True) for a, b in pairwise(widths))
+        self.convs = nn.ModuleList(StyledConv(b, b, latent_dim) for b in widths[1:])
+        self.to_image = nn.ModuleList(nn.Conv2d(b, channels, 1) for b in widths[1:])
+
+    def forward(self, z: Tensor) -> Tensor:
+        style = scaled_leaky_relu(self.style[1](scaled_leaky_relu(self.style[0](z))))
+        h = self.first(self.start(z).unflatten(1, (-1, self.base, self.base)), style)
+        image = torch.zeros(())
+        for level, (up, conv, to_image) in enumerate(zip(self.ups, self.convs, self.to_image, strict=True)):
+            h = conv(up(h, style), style)
+            image = to_image(h) if level == 0 else upsample(image) + to_image(h)
+        return torch.tanh(0.4 * image)
+
+
 class Inference(nn.Module):
     """q(z|x): the mean and log-variance of a Gaussian."""
 
@@ -191,12 +248,13 @@ class Reference:
         gain = nets.energy_slope is not None
         self.energy: nn.Module
         self.generator: nn.Module
-        if nets.kind == "simple":
-            self.energy = SimpleEnergy(*image, nets.energy_width, nets.energy_depth, gain)
-            self.generator = SimpleGenerator(*image, nets.generator_width, latent_dim)
-        else:
+        if nets.kind == "resnet":
             self.energy = ResnetEnergy(*image, nets.energy_width, gain)
             self.generator = ResnetGenerator(*image, nets.generator_width, latent_dim)
+        else:
+            self.energy = SimpleEnergy(*image, nets.energy_width, nets.energy_depth, gain)
+            generator = StyleGenerator if nets.kind == "style" else SimpleGenerator
+            self.generator = generator(*image, nets.generator_width, latent_dim)
         self.inference: nn.Module = Inference(*image, nets.inference_width, latent_dim)
         if nets.spectral_norm:
             for module in list(self.energy.modules()):

@@ -8,10 +8,12 @@ from torch import nn
 from dualmcmc.config import Config
 from dualmcmc.nets.blocks import add_spectral_norm, initialize
 from dualmcmc.nets.energy import ResnetEnergy, SimpleEnergy
-from dualmcmc.nets.generator import ResnetGenerator, SimpleGenerator
+from dualmcmc.nets.generator import ResnetGenerator, SimpleGenerator, StyleGenerator
 from dualmcmc.nets.inference import ConvInference, Gaussian
 
 __all__ = ["Gaussian", "Trio", "build", "parameter_counts"]
+
+GENERATORS = {"simple": SimpleGenerator, "resnet": ResnetGenerator, "style": StyleGenerator}
 
 
 class Trio(nn.Module):
@@ -35,14 +37,12 @@ def build(config: Config) -> Trio:
     gain = nets.energy_slope is not None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also seed the GPU's generators
-        energy: nn.Module
-        generator: nn.Module
-        if nets.kind == "simple":
-            energy = SimpleEnergy(data.size, data.channels, nets.energy_width, nets.energy_depth, gain)
-            generator = SimpleGenerator(data.size, data.channels, nets.generator_width, latent_dim)
-        else:
-            energy = ResnetEnergy(data.size, data.channels, nets.energy_width, gain)
-            generator = ResnetGenerator(data.size, data.channels, nets.generator_width, latent_dim)
+        energy: nn.Module = (
+            ResnetEnergy(data.size, data.channels, nets.energy_width, gain)
+            if nets.kind == "resnet"
+            else SimpleEnergy(data.size, data.channels, nets.energy_width, nets.energy_depth, gain)
+        )
+        generator = GENERATORS[nets.kind](data.size, data.channels, nets.generator_width, latent_dim)
         inference = ConvInference(data.size, data.channels, nets.inference_width, latent_dim)
         for net in (energy, generator, inference):
             initialize(net, nets.batchnorm_gain)

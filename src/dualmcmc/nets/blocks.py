@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -144,6 +145,46 @@ class UpBlock(nn.Module):
         h = self.conv1(self.up(F.relu(self.norm1(x))))
         h = self.conv2(F.relu(self.norm2(h)))
         return h + self.up(self.shortcut(x))
+
+
+class StyledConv(nn.Module):
+    """A convolution whose input channels a style scales, as in StyleGAN2 (Karras et al., 2020); bias; leaky ReLU.
+
+    conv3, or with `up` a transposed conv4 of stride 2. The output is divided by its standard deviation for inputs of
+    unit variance, so the signal keeps its size at any depth and for any weights, without statistics of the batch.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, style_dim: int, up: bool = False) -> None:
+        super().__init__()
+        self.scale = unit_linear(style_dim, in_channels, std=0.5)
+        self.conv: nn.Conv2d | nn.ConvTranspose2d = (
+            nn.ConvTranspose2d(in_channels, out_channels, 4, stride=2, padding=1, bias=False)
+            if up
+            else nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+        )
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        scale = 1 + self.scale(style)
+        h = self.conv(x * scale[:, :, None, None].to(x.dtype))
+        power = self.conv.weight.to(style.dtype).square().sum((2, 3))  # (out, in)
+        if isinstance(self.conv, nn.ConvTranspose2d):
+            power = power.T / 4  # an output pixel sees a quarter of the kernel
+        normalizer = (scale.square() @ power.T + 1e-8).rsqrt()[:, :, None, None]
+        return unit_leaky_relu(h * normalizer.to(h.dtype) + self.bias[:, None, None].to(h.dtype))
+
+
+def unit_linear(in_features: int, out_features: int, std: float = 1.0) -> nn.Linear:
+    """A linear layer whose outputs have this standard deviation for inputs of root mean square 1."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.normal_(layer.weight, std=std / math.sqrt(in_features))
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def unit_leaky_relu(x: Tensor) -> Tensor:
+    """Leaky ReLU of slope 0.2, scaled so that N(0, 1) keeps its root mean square."""
+    return F.leaky_relu(x, 0.2) * math.sqrt(2 / (1 + 0.2**2))
 
 
 class Upsample(nn.Module):

@@ -30,7 +30,7 @@ class Gaussian(NamedTuple):
 class ConvInference(nn.Module):
     """conv3, one stride-2 conv4 per halving (channels double up to 1024), heads for mean and log-variance.
 
-    Used by both kinds: 5 M parameters at 32x32 with width 64 (simple), 15 M with width 128 (resnet).
+    Used by all kinds: 5 M parameters at 32x32 with width 64 (simple, style), 15 M with width 128 (resnet).
     """
 
     def __init__(self, size: int, channels: int, width: int, latent_dim: int) -> None:
