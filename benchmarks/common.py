@@ -14,12 +14,15 @@ from dualmcmc.utils.files import to_json
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line. `--device` and `--json` are common to all scripts."""
+    """Errors are one line. `--device` and `--json` are common to all scripts, TARGET and KEY=VALUE to most."""
 
-    def __init__(self, description: str | None) -> None:
+    def __init__(self, description: str | None, takes_config: bool = True) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("target", nargs="?", help="preset or settings file (default: digits)")
-        self.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings to change, such as train.batch=64")
+        if takes_config:
+            self.add_argument("target", nargs="?", help="preset or settings file (default: digits)")
+            self.add_argument(
+                "settings", nargs="*", metavar="KEY=VALUE", help="settings to change, such as train.batch=64"
+            )
         self.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
         self.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 

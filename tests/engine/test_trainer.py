@@ -74,6 +74,16 @@ def assert_equal(a, b):
         assert torch.equal(value, b[name]), name
 
 
+def test_snapshots_are_kept_if_requested(tmp_path, few_images):
+    train(tiny(*few_images, "train.images=96", "train.snapshot_every=48"), tmp_path / "run", "cpu")
+    folder = RunFolder(tmp_path / "run")
+    assert [int(path.stem) for path in folder.kept_snapshots()] == [48, 96]
+    assert len(folder.saved_states()) <= 2
+    assert_equal(load_file(folder.kept_snapshots()[-1]), load_file(folder.snapshot))
+    train(tiny(*few_images), tmp_path / "other", "cpu")
+    assert not RunFolder(tmp_path / "other").snapshots.exists()
+
+
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(
     "overrides",

@@ -26,6 +26,7 @@ class RunFolder:
         self.samples = root / "samples"
         self.states = root / "states"
         self.snapshot = root / "snapshot.safetensors"
+        self.snapshots = root / "snapshots"
         self.report = root / "report.html"
         self.lock = root / ".lock"
 
@@ -48,6 +49,14 @@ class RunFolder:
         """The full state after `images` images."""
         return self.states / f"{images:012d}.safetensors"
 
+    def snapshot_path(self, images: int) -> Path:
+        """The snapshot after `images` images, if it is one of those to keep (`train.snapshot_every`)."""
+        return self.snapshots / f"{images:012d}.safetensors"
+
+    def kept_snapshots(self) -> list[Path]:
+        """All kept snapshots, oldest first."""
+        return sorted(path for path in self.snapshots.glob("*.safetensors") if path.stem.isdecimal())
+
     def saved_states(self) -> list[Path]:
         """All full states, oldest first."""
         return sorted(path for path in self.states.glob("*.safetensors") if path.stem.isdecimal())
@@ -61,7 +70,7 @@ class RunFolder:
 
     def remove_temporary_files(self) -> None:
         """Delete what a process killed while writing left behind."""
-        for part in (self.root, self.states, self.samples):
+        for part in (self.root, self.states, self.snapshots, self.samples):
             for path in part.glob(f".*{TEMPORARY}"):
                 path.unlink(missing_ok=True)
 

@@ -312,13 +312,14 @@ class _TrainLoop:
         """Read statistics, save, and draw samples if they are due, or if the session ends for `reason`."""
         cfg, state = self.config.train, self.state
         urgent = reason == "SIGTERM"
-        save = bool(reason) or self._is_due(cfg.save_every)
+        keep_snapshot = cfg.snapshot_every is not None and self._is_due(cfg.snapshot_every)
+        save = bool(reason) or keep_snapshot or self._is_due(cfg.save_every)
         preview = (bool(reason) and not urgent) or self._is_due(cfg.sample_every)
         if save or preview or state.iteration % cfg.log_every == 0:
             self._read_stats()
         if save:
             needed = signals.seconds_since_signal + self._dry_run_seconds + 2 * self._save_seconds
-            self._save(dry_run=not urgent or self.world.on_main(lambda: needed < cfg.grace))
+            self._save(not urgent or self.world.on_main(lambda: needed < cfg.grace), keep_snapshot)
         if preview and not urgent and self.world.is_main:
             self.log.image("samples", write_preview(state, self.folder), state.images)
         if save or preview:
@@ -348,7 +349,7 @@ class _TrainLoop:
         guard.check(self.last_stats, self.config.guard)
         self.reporter.stats(self.last_stats)
 
-    def _save(self, dry_run: bool = True) -> None:
+    def _save(self, dry_run: bool = True, keep_snapshot: bool = False) -> None:
         """Save the full state and the snapshot, if they are healthy."""
         start = time.monotonic()
         if self.state.images > 0 and dry_run:
@@ -363,6 +364,9 @@ class _TrainLoop:
             path = self.folder.state_path(self.state.images)
             self.state.save(path)
             self.state.save_snapshot(self.folder.snapshot)
+            if keep_snapshot:
+                make_folder(self.folder.snapshots)
+                self.state.save_snapshot(self.folder.snapshot_path(self.state.images))
             self.folder.prune_states(self.config.train.keep)
             seconds = time.monotonic() - start
             self.log.event("save", self.state.images, state=path.name, seconds=round(seconds, 3))
