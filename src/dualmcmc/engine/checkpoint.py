@@ -150,18 +150,24 @@ def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
         raise UserError(f"'{path}' does not match its networks: {sanitize(detail, 200)}") from None
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state, named INDEX.NAME."""
-    state = optimizer.state_dict()["state"]
+def optimizer_tensors(optimizer: torch.optim.Adam) -> dict[str, Tensor]:
+    """An Adam's state, named INDEX.NAME, without first moments whose decay rate is 0: they are the last gradients."""
+    state = optimizer.state_dict()
+    memoryless = {index for group in state["param_groups"] if group["betas"][0] == 0 for index in group["params"]}
     return {
-        f"{index}.{name}": torch.as_tensor(value) for index, entry in state.items() for name, value in entry.items()
+        f"{index}.{name}": torch.as_tensor(value)
+        for index, entry in state["state"].items()
+        for name, value in entry.items()
+        if not (name == "exp_avg" and index in memoryless)
     }
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_optimizer(optimizer: torch.optim.Adam, tensors: dict[str, Tensor]) -> None:
     """Load `optimizer_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value.clone()  # load_state_dict would share it
+    for entry in state.values():
+        entry.setdefault("exp_avg", torch.zeros_like(entry["exp_avg_sq"]))
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
