@@ -92,8 +92,8 @@ def format_result(result: dict[str, Any]) -> str:
     lines = []
     for one in result["curves"]:
         lines.append(
-            f"{one['run']}: {one['metric']} of {one['samples']:,} samples, x-chain of {one['x_chain_steps']} steps, "
-            f"{timing.format_environment(one)}"
+            f"{one['run']}: {one['metric'].upper()} of {one['samples']:,} samples, "
+            f"x-chain of {one['x_chain_steps']} steps, {timing.format_environment(one)}"
         )
         lines.append(f"{'images':>12}  {'minutes':>8}  {'generator':>10}  {'EBM':>8}")
         for point in one["points"]:
@@ -122,7 +122,7 @@ def save_plot(curves: Sequence[dict[str, Any]], levels: Sequence[tuple[float, st
             0.99, level, f"{label}: {level:g}", fontsize=8, color=plots.INK, ha="right", va="bottom",
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
-    kinds = sorted({f"{one['metric']}, {one['samples']:,} samples" for one in curves})
+    kinds = sorted({f"{one['metric'].upper()} of {one['samples']:,} samples" for one in curves})
     plots.style(axes, "; ".join(kinds), "minutes of training", "EBM samples", legend=True)
     save_png(plots.render(figure), path)
 
