@@ -1,4 +1,4 @@
-"""FID over the course of a training: of the snapshots that a run kept (`train.snapshot_every`).
+"""FID over the course of training, measured on the snapshots that a run kept (`train.snapshot_every`).
 
     python benchmarks/fid_curve.py RUN|FILE.json ... [-n N] [--line FID=LABEL] [--out FILE.png] [--device D] [--json]
 
@@ -52,7 +52,11 @@ def measure(
     real = data.load(run.trained_data, progress)
     points = []
     for snapshot in snapshots:
-        run.trio.load_state_dict(dualmcmc.load(snapshot, device=device_name).trio.state_dict())  # compiled only once
+        current = dualmcmc.load(snapshot, device=device_name)
+        if (current.config.sampling_chain, current.config.sampling) == (run.config.sampling_chain, run.config.sampling):
+            run.trio.load_state_dict(current.trio.state_dict())  # compiled only once
+        else:  # the run was resumed with other settings
+            run = current
         result = evaluate(run, ["fid"], samples, real, features, progress)
         seen = int(snapshot.stem)
         points.append(
@@ -76,14 +80,16 @@ def measure(
 def load_result(path: Path) -> list[dict[str, Any]]:
     """The curves of an earlier call with --json."""
     try:
-        curves = json.loads(path.read_text(encoding="utf-8"))["curves"]
-        for one in curves:
-            assert isinstance(one["run"], str)
-            assert all(isinstance(point[name], (int, float)) for point in one["points"] for name in ("minutes", "ebm"))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        format_result(result)  # uses every entry
+        valid = all(point["ebm"] > 0 and point["minutes"] >= 0 for one in result["curves"] for point in one["points"])
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise UserError(f"'{path}' is not the result of an earlier call with --json.") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        valid = False
+    if not valid or not result["curves"]:
+        raise UserError(f"'{path}' is not the result of an earlier call with --json.")
+    curves: list[dict[str, Any]] = result["curves"]
     return curves
 
 
@@ -93,7 +99,7 @@ def format_result(result: dict[str, Any]) -> str:
     for one in result["curves"]:
         lines.append(
             f"{one['run']}: {one['metric'].upper()} of {one['samples']:,} samples, "
-            f"x-chain of {one['x_chain_steps']} steps, {timing.format_environment(one)}"
+            f"x-chain of {one['x_chain_steps']} steps, measured on {timing.format_environment(one)}"
         )
         lines.append(f"{'images':>12}  {'minutes':>8}  {'generator':>10}  {'EBM':>8}")
         for point in one["points"]:
@@ -123,7 +129,7 @@ def save_plot(curves: Sequence[dict[str, Any]], levels: Sequence[tuple[float, st
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
     kinds = sorted({f"{one['metric'].upper()} of {one['samples']:,} samples" for one in curves})
-    plots.style(axes, "; ".join(kinds), "minutes of training", "EBM samples", legend=True)
+    plots.style(axes, "; ".join(kinds), "minutes of training", "FID of EBM samples", legend=True)
     save_png(plots.render(figure), path)
 
 
@@ -150,6 +156,8 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     if args.out is not None:
         check_output(args.out, ".png")
+    elif args.line:
+        parser.error("--line needs --out")
     curves: list[dict[str, Any]] = []
     features: FeatureExtractor | None = None
     for path in args.paths:

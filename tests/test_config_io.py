@@ -133,7 +133,7 @@ def test_override_changes_one_setting_of_a_group():
         ("train.batch=0", "train.batch must be at least 1"),
         ("train.batch=null", "train.batch must be an integer"),
         ("ema.energy=1", "ema.energy must be true or false"),
-        ("nets.kind=resent", "nets.kind must be simple or resnet or style"),
+        ("nets.kind=resent", "nets.kind must be simple, resnet or style"),
         ("optim.energy.lr=nan", "optim.energy.lr must be a number"),
         ("optim.energy.lr=-1", "optim.energy.lr must be greater than 0"),
         ("optim.energy.betas=[0.5]", "a list of 2 numbers"),

@@ -222,7 +222,9 @@ class Train:
     sample_every: int = setting(500_000, "images between sample grids", ge=1)
     save_every: int = setting(500_000, "images between saved states", ge=1)
     snapshot_every: int | None = setting(
-        None, "images between snapshots kept in snapshots/, to measure a run over time; null: none", ge=1
+        None,
+        "images between snapshots kept in snapshots/ to measure progress, each with a state; null: none",
+        ge=1,
     )
     keep: int = setting(2, "saved states to keep; with 1 there is no fallback for a damaged one", ge=1)
     grace: float = setting(30.0, "seconds after SIGTERM within which the state must be saved", ge=0)

@@ -122,7 +122,8 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
         hint = nearest(
             format_value(value).strip("'").lower(), [option for option in options if isinstance(option, str)]
         )
-        raise UserError(f"{where}: {path} must be {' or '.join(map(str, options))}, not {format_value(value)}.{hint}")
+        *others, last = map(str, options)
+        raise UserError(f"{where}: {path} must be {', '.join(others)} or {last}, not {format_value(value)}.{hint}")
     if origin is tuple:
         if isinstance(value, (list, tuple)) and len(value) == len(options):
             return tuple(_convert(k, v, path, where) for k, v in zip(options, value, strict=True))

@@ -6,7 +6,7 @@ import torch
 import dualmcmc
 import fid_curve
 from dualmcmc.engine.run_folder import RunFolder
-from dualmcmc.engine.trainer import train
+from dualmcmc.engine.trainer import resumed_config, train
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks import fid
 from dualmcmc.tasks.evaluate import evaluate
@@ -38,6 +38,16 @@ def test_every_snapshot_is_measured_with_its_own_weights(folder, features):
     assert 0 < first["minutes"] < second["minutes"]
 
 
+def test_settings_changed_on_resume_apply_from_there_on(features, tmp_path):
+    settings = ("train.snapshot_every=64", "sampling.steps=null")
+    train(tiny(*settings), tmp_path, "cpu", max_images=64)
+    train(resumed_config(tmp_path, ["teaching.x_chain.step_size=3"]), tmp_path, "cpu", resume=True)
+    first, second = fid_curve.measure(tmp_path, 40, features, "cpu")["points"]
+    for point, snapshot in zip((first, second), RunFolder(tmp_path).kept_snapshots(), strict=True):
+        alone = evaluate(dualmcmc.load(snapshot, device="cpu"), ["fid"], 40, features=features)
+        assert point["ebm"] == pytest.approx(alone.ebm[features.metric_name])
+
+
 def test_command(folder, features, run_script, monkeypatch, tmp_path):
     monkeypatch.setattr(fid, "load_features", lambda **_: features)
     saved, plot = tmp_path / "a.json", tmp_path / "plot.png"
@@ -57,9 +67,13 @@ def test_command(folder, features, run_script, monkeypatch, tmp_path):
 def test_bad_input(finished_run, features, run_script, monkeypatch, tmp_path):
     monkeypatch.setattr(fid, "load_features", lambda **_: features)
     other = tmp_path / "other.json"
-    other.write_text(json.dumps({"curves": [{"run": "a", "points": [{"minutes": 1}]}]}))
     assert_refused(run_script("fid_curve.py", finished_run), "has no snapshots", "train.snapshot_every")
     assert_refused(run_script("fid_curve.py", tmp_path / "absent"), "does not exist")
+    for points in ([{"minutes": 1}], [{"minutes": 1, "ebm": 3}]):
+        other.write_text(json.dumps({"curves": [{"run": "a", "points": points}]}))
+        assert_refused(run_script("fid_curve.py", other), "not the result of an earlier call")
+    other.write_text(json.dumps({"curves": []}))
     assert_refused(run_script("fid_curve.py", other), "not the result of an earlier call")
+    assert_refused(run_script("fid_curve.py", other, "--line", "1=a"), "--line needs --out")
     assert_refused(run_script("fid_curve.py", tmp_path / "absent.json"), "cannot read")
     assert_refused(run_script("fid_curve.py", other, "--line", "paper"), "FID=LABEL")

@@ -151,7 +151,7 @@ def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Adam) -> dict[str, Tensor]:
-    """An Adam's state, named INDEX.NAME, without first moments whose decay rate is 0: they are the last gradients."""
+    """The state of an Adam optimizer, named INDEX.NAME; without first moments of decay rate 0, the last gradients."""
     state = optimizer.state_dict()
     memoryless = {index for group in state["param_groups"] if group["betas"][0] == 0 for index in group["params"]}
     return {
@@ -168,6 +168,6 @@ def load_optimizer(optimizer: torch.optim.Adam, tensors: dict[str, Tensor]) -> N
     for name, value in tensors.items():
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value.clone()  # load_state_dict would share it
-    for entry in state.values():
+    for entry in state.values():  # see `optimizer_tensors`
         entry.setdefault("exp_avg", torch.zeros_like(entry["exp_avg_sq"]))
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

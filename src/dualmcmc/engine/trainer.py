@@ -312,7 +312,7 @@ class _TrainLoop:
         """Read statistics, save, and draw samples if they are due, or if the session ends for `reason`."""
         cfg, state = self.config.train, self.state
         urgent = reason == "SIGTERM"
-        keep_snapshot = cfg.snapshot_every is not None and self._is_due(cfg.snapshot_every)
+        keep_snapshot = cfg.snapshot_every is not None and (reason == "finished" or self._is_due(cfg.snapshot_every))
         save = bool(reason) or keep_snapshot or self._is_due(cfg.save_every)
         preview = (bool(reason) and not urgent) or self._is_due(cfg.sample_every)
         if save or preview or state.iteration % cfg.log_every == 0:
@@ -361,12 +361,12 @@ class _TrainLoop:
             raise Diverged(f"a weight is not finite. {guard.ADVICE}")
         self.state.synchronize()
         if self.world.is_main:
+            if keep_snapshot:  # before the state: a run killed in between would resume after it
+                make_folder(self.folder.snapshots)
+                self.state.save_snapshot(self.folder.snapshot_path(self.state.images))
             path = self.folder.state_path(self.state.images)
             self.state.save(path)
             self.state.save_snapshot(self.folder.snapshot)
-            if keep_snapshot:
-                make_folder(self.folder.snapshots)
-                self.state.save_snapshot(self.folder.snapshot_path(self.state.images))
             self.folder.prune_states(self.config.train.keep)
             seconds = time.monotonic() - start
             self.log.event("save", self.state.images, state=path.name, seconds=round(seconds, 3))

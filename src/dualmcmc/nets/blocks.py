@@ -151,7 +151,7 @@ class StyledConv(nn.Module):
     """A convolution whose input channels a style scales, as in StyleGAN2 (Karras et al., 2020); bias; leaky ReLU.
 
     conv3, or with `up` a transposed conv4 of stride 2. The output is divided by its standard deviation for inputs of
-    unit variance, so the signal keeps its size at any depth and for any weights, without statistics of the batch.
+    unit variance, so the signal roughly keeps its size at any depth, whatever the weights, without batch statistics.
     """
 
     def __init__(self, in_channels: int, out_channels: int, style_dim: int, up: bool = False) -> None:
@@ -167,9 +167,9 @@ class StyledConv(nn.Module):
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         scale = 1 + self.scale(style)
         h = self.conv(x * scale[:, :, None, None].to(x.dtype))
-        power = self.conv.weight.to(style.dtype).square().sum((2, 3))  # (out, in)
+        power = self.conv.weight.to(style.dtype).square().sum((2, 3))
         if isinstance(self.conv, nn.ConvTranspose2d):
-            power = power.T / 4  # an output pixel sees a quarter of the kernel
+            power = power.T / 4  # (in, out) -> (out, in); an output pixel sees a quarter of the kernel
         normalizer = (scale.square() @ power.T + 1e-8).rsqrt()[:, :, None, None]
         return unit_leaky_relu(h * normalizer.to(h.dtype) + self.bias[:, None, None].to(h.dtype))
 
