@@ -129,7 +129,14 @@ def test_advice_for_a_network_without_loss():
         (["nets.energy_slope=null"], "nets.energy_slope=1 teaching.energy_l2=1"),
         (["nets.energy_slope=null", "teaching.energy_l2=1"], "nets.energy_slope=1"),
         (["nets.energy_slope=1"], "teaching.energy_l2=1"),
-        (["nets.energy_slope=1", "teaching.energy_l2=1"], "teaching.energy_l2=0.25"),
+        (
+            ["nets.energy_slope=1", "teaching.energy_l2=1"],
+            "teaching.x_chain.step_size=0.125 teaching.generator_sample_weight=40",
+        ),
+        (
+            ["nets.energy_slope=1", "teaching.energy_l2=1", "teaching.generator_sample_weight=null"],
+            "teaching.x_chain.step_size=0.125",
+        ),
     ],
 )
 def test_advice_for_a_flat_energy(settings, advice):

@@ -11,13 +11,7 @@ from operator import attrgetter
 from statistics import median
 
 from dualmcmc.config import Config
-from dualmcmc.health.findings import (
-    HEALTHY_RANGES,
-    Finding,
-    healthy_ranges,
-    scaled_setting,
-    slower_energy,
-)
+from dualmcmc.health.findings import HEALTHY_RANGES, Finding, healthy_ranges, scaled_setting, slower_energy
 from dualmcmc.health.history import MIN_LINES, History
 
 GAP_GROWTH = 1.5  # factor between successive quarters of the log
@@ -180,12 +174,17 @@ def inference(history: History, config: Config) -> list[Finding]:
 
 def _steeper_energy(config: Config) -> str:
     """For an E that is too flat to steer samples."""
-    # Without an L2 penalty E tends to become flat; with one, a weaker one makes E steeper.
-    penalized = config.teaching.energy_l2 > 0
-    change = scaled_setting(config, "teaching.energy_l2", 0.25) if penalized else "teaching.energy_l2=1"
+    changes = []
     if config.nets.energy_slope is None:
-        change = "nets.energy_slope=1" if penalized else f"nets.energy_slope=1 {change}"
-    return f"if it persists, {change} in a new run"
+        changes.append("nets.energy_slope=1")
+    if config.teaching.energy_l2 == 0:
+        changes.append("teaching.energy_l2=1")
+    if not changes:
+        # A chain acts on E as a gradient penalty: a weaker one allows a steeper E. More weight keeps its effect on G.
+        changes.append(scaled_setting(config, "teaching.x_chain.step_size", 0.25))
+        if config.teaching.generator_sample_weight:
+            changes.append(scaled_setting(config, "teaching.generator_sample_weight", 4))
+    return f"if it persists, {' '.join(changes)} in a new run"
 
 
 def _new_run_advice(config: Config, net: str) -> str:
