@@ -85,7 +85,7 @@ def load_result(path: Path) -> list[dict[str, Any]]:
         valid = all(point["ebm"] > 0 and point["minutes"] >= 0 for one in result["curves"] for point in one["points"])
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         valid = False
     if not valid or not result["curves"]:
         raise UserError(f"'{path}' is not the result of an earlier call with --json.")
@@ -167,6 +167,8 @@ def main() -> None:
             features = features or load_features(device=resolve_device(args.device))
             curves.append(measure(path, args.n, features, args.device, show_progress))
     if args.out is not None:
+        if not any(point["minutes"] > 0 for one in curves for point in one["points"]):
+            raise UserError("nothing to plot: the minutes of training are unknown without the run's log.jsonl.")
         save_plot(curves, args.line, args.out)
     common.print_result({"curves": curves}, args.json, format_result)
 

@@ -1,4 +1,6 @@
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +66,16 @@ def test_command(folder, features, run_script, monkeypatch, tmp_path):
     assert lines[3].split()[0] == "128"
 
 
+def test_no_plot_without_minutes(folder, features, run_script, monkeypatch, tmp_path):
+    monkeypatch.setattr(fid, "load_features", lambda **_: features)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    RunFolder(copy).log.unlink()
+    answer = run_script("fid_curve.py", copy, "-n", 20, "--device", "cpu", "--out", tmp_path / "plot.png")
+    assert answer.code == 2
+    assert "nothing to plot" in answer.err.splitlines()[-1]
+    assert not (tmp_path / "plot.png").exists()
+
+
 def test_bad_input(finished_run, features, run_script, monkeypatch, tmp_path):
     monkeypatch.setattr(fid, "load_features", lambda **_: features)
     other = tmp_path / "other.json"
@@ -72,6 +84,8 @@ def test_bad_input(finished_run, features, run_script, monkeypatch, tmp_path):
     for points in ([{"minutes": 1}], [{"minutes": 1, "ebm": 3}]):
         other.write_text(json.dumps({"curves": [{"run": "a", "points": points}]}))
         assert_refused(run_script("fid_curve.py", other), "not the result of an earlier call")
+    other.write_text("[" * 100_000)
+    assert_refused(run_script("fid_curve.py", other), "not the result of an earlier call")
     other.write_text(json.dumps({"curves": []}))
     assert_refused(run_script("fid_curve.py", other), "not the result of an earlier call")
     assert_refused(run_script("fid_curve.py", other, "--line", "1=a"), "--line needs --out")

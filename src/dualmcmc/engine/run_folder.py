@@ -50,16 +50,16 @@ class RunFolder:
         return self.states / f"{images:012d}.safetensors"
 
     def snapshot_path(self, images: int) -> Path:
-        """The snapshot after `images` images, if it is one of those to keep (`train.snapshot_every`)."""
+        """The kept snapshot after `images` images (`train.snapshot_every`)."""
         return self.snapshots / f"{images:012d}.safetensors"
 
     def kept_snapshots(self) -> list[Path]:
         """All kept snapshots, oldest first."""
-        return sorted(path for path in self.snapshots.glob("*.safetensors") if path.stem.isdecimal())
+        return _numbered(self.snapshots)
 
     def saved_states(self) -> list[Path]:
         """All full states, oldest first."""
-        return sorted(path for path in self.states.glob("*.safetensors") if path.stem.isdecimal())
+        return _numbered(self.states)
 
     def latest_state(self) -> Path:
         """The newest full state."""
@@ -82,6 +82,11 @@ class RunFolder:
         """Delete all but the newest `keep` states."""
         for path in self.saved_states()[:-keep]:
             path.unlink(missing_ok=True)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The files of a folder that are named by a number of images, in order."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdecimal())
 
 
 _held: set[Path] = set()  # by this process: a process could lock its own files again

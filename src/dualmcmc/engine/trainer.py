@@ -319,7 +319,8 @@ class _TrainLoop:
             self._read_stats()
         if save:
             needed = signals.seconds_since_signal + self._dry_run_seconds + 2 * self._save_seconds
-            self._save(not urgent or self.world.on_main(lambda: needed < cfg.grace), keep_snapshot)
+            dry_run = not urgent or self.world.on_main(lambda: needed < cfg.grace)
+            self._save(dry_run, keep_snapshot)
         if preview and not urgent and self.world.is_main:
             self.log.image("samples", write_preview(state, self.folder), state.images)
         if save or preview:
