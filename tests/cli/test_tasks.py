@@ -70,6 +70,15 @@ def test_chain_settings(call, run_folder):
     assert [answer["x_chain"][name] for name in ("steps", "step_size", "temperature")] == [7, 0.08, 0]
     assert answer["batch"] == 3
     assert call("inpaint", run_folder, "teaching.z_chain.steps=4", "-n", 2, "--json").json["z_chain"]["steps"] == 4
+    for command in ("reconstruct", "inpaint"):
+        by_default = call(command, run_folder, "-n", 4, "--json").json
+        cold, warm = (
+            call(command, run_folder, f"teaching.z_chain.temperature={t}", "-n", 4, "--json").json for t in (0, 1)
+        )
+        assert by_default["z_chain"]["temperature"] == 0
+        assert by_default["numbers"] == cold["numbers"] != warm["numbers"]
+        assert "z-chain of 2 noise-free steps" in call(command, run_folder, "-n", 4).out
+        assert "z-chain of 2 steps" in call(command, run_folder, "teaching.z_chain.temperature=1", "-n", 4).out
     assert call("reconstruct", run_folder, "-n", 3, "--json").json["images"] == 3
     for override in ("sampling.steps=-1", "sampling.step_size=0", "sampling.temperature=-1"):
         assert_refused(call("sample", run_folder, override), override.partition("=")[0])

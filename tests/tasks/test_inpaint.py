@@ -40,12 +40,21 @@ def test_stages(run, x):
     first, second, third = seeded_complete(run, x, observed)
     z = run.infer(occluded).mean
     assert torch.allclose(first[1], run.generate(z))
+    assert torch.allclose(second[1], run.generate(run.revise_z(z, occluded, observed=observed, temperature=0.0)))
     run.rng.manual_seed(3)
-    z = run.revise_z(z, occluded, observed=observed)
-    assert torch.allclose(second[1], run.generate(z))
-    assert torch.allclose(third[0], run.revise_x(second[0], observed=observed), atol=1e-2)  # the noise is small
-    assert torch.allclose(third[1], run.revise_x(second[1]), atol=1e-2)
+    assert torch.equal(third[0], run.revise_x(second[0], observed=observed))
+    assert torch.equal(third[1], run.revise_x(second[1]))
     assert not torch.allclose(third[1], third[0], atol=0.1)
+
+
+def test_temperature_of_the_z_chain(run, x):
+    observed = make_mask("M40", len(x), 8)
+    z = run.infer(torch.where(observed, x, 0.0)).mean
+    rng = torch.Generator()
+    sampled = run.revise_z(z, torch.where(observed, x, 0.0), rng=rng.manual_seed(3), observed=observed)
+    for warm in (None, 1.0):  # the run's setting is 1
+        _, (_, second), _ = complete(run, x, observed, rng.manual_seed(3), temperature=warm)
+        assert torch.equal(second, run.generate(sampled))
 
 
 def test_mask_shared_by_all_images(run, x):

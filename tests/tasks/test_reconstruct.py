@@ -118,6 +118,13 @@ def test_temperature_of_the_z_chain(learned):
     first, second = (cold.revise_z(z, x, rng=torch.Generator().manual_seed(k)) for k in range(2))
     assert torch.equal(first, second)
     assert torch.equal(first, learned.revise_z(z, x, temperature=0.0))
+    assert torch.equal(learned.reconstruct(x), learned.generate(first))  # noise-free by default
+    rng = torch.Generator()
+    for warm in (None, 1.0):  # the run's setting is 1
+        sampled = learned.revise_z(z, x, rng=rng.manual_seed(0))
+        assert torch.equal(learned.reconstruct(x, rng=rng.manual_seed(0), temperature=warm), learned.generate(sampled))
+    assert reconstruct(learned, images).revised == reconstruct(cold, images, temperature=None).revised
+    assert reconstruct(learned, images).revised != reconstruct(learned, images, temperature=None).revised
     result = compare_starts(cold, images, from_noise=False)
     assert list(result) == ["inference", "inference+2"]
     noise_free = compare_starts(learned, images, from_noise=False)["inference+2 noise-free"]

@@ -32,7 +32,7 @@ LABELS = {
     "fd_pixels_revised": "… EBM-revised samples",
     "fd_pixels_real": "… real training images, for comparison",
     "mse_inference": "reconstruction MSE in [−1, 1]: inference alone",
-    "mse_revised": "… inference + z-chain",
+    "mse_revised": "… inference + z-chain, noise-free",
 }
 TASK_TITLES = {
     "evaluate": "Evaluation",

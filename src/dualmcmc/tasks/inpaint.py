@@ -51,37 +51,52 @@ class Inpainting:
     hidden_fraction: float  # of the pixels
 
 
-def complete(run: Run, x: Tensor, observed: Tensor, rng: torch.Generator | None = None) -> list[tuple[Tensor, Tensor]]:
+def complete(
+    run: Run,
+    x: Tensor,
+    observed: Tensor,
+    rng: torch.Generator | None = None,
+    temperature: float | None = 0.0,
+) -> list[tuple[Tensor, Tensor]]:
     """(completed, generated) after each stage, for images x (B, C, H, W) and a boolean mask `observed` (B, 1, H, W).
 
-    Hidden pixels of x are not used.
+    Hidden pixels of x are not used. `temperature` is that of the z-chain, see `inpaint`.
     """
     x, observed = x.to(run.device), observed.to(run.device)
     occluded = torch.where(observed, x, FILL)
     z = run.infer(occluded).mean
     first = run.generate(z)
-    second = run.generate(run.revise_z(z, occluded, rng=rng, observed=observed))
+    second = run.generate(run.revise_z(z, occluded, rng=rng, observed=observed, temperature=temperature))
     stages = [(torch.where(observed, occluded, generated), generated) for generated in (first, second)]
     completed, generated = stages[-1]
     return [*stages, (run.revise_x(completed, rng=rng, observed=observed), run.revise_x(generated, rng=rng))]
 
 
 def inpaint(
-    run: Run, images: ImageStore, mask: str, keep: int = 12, progress: ProgressFactory = no_progress
+    run: Run,
+    images: ImageStore,
+    mask: str,
+    keep: int = 12,
+    progress: ProgressFactory = no_progress,
+    temperature: float | None = 0.0,
 ) -> Inpainting:
-    """Hide part of each image and fill it in, in bounded memory; the result includes the first `keep` images."""
+    """Hide part of each image and fill it in, in bounded memory; the result includes the first `keep` images.
+
+    `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None the run's setting.
+    """
     generated, completed = ({stage: ImageSimilarity() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
     hidden, rng = 0.0, run.generator_for("inpaint")
     squared_error = dict.fromkeys(STAGES, 0.0)  # of hidden pixels; the observed ones are exact
-    run.prepare(len(images), progress, z_chain=True)
+    for z_chain in (True, False):
+        run.prepare(len(images), progress, z_chain)
     for indices, x in batches(run, images, progress, "inpainting"):
         first = int(indices[0])
         observed = make_mask(mask, len(x), run.config.data.size, run.seed, first).to(run.device)
         hidden += float((~observed).double().mean((1, 2, 3)).sum())
         shown = max(0, keep - first)
         kept[0].append(to_uint8(torch.where(observed, x, FILL)[:shown]).cpu())
-        results = complete(run, x, observed, rng)
+        results = complete(run, x, observed, rng, temperature)
         for number, (stage, (filled, made)) in enumerate(zip(STAGES, results, strict=True), 1):
             generated[stage].add(x, made)
             completed[stage].add(x, filled)

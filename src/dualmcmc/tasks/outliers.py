@@ -79,7 +79,7 @@ def _scores(run: Run, scores: list[str], x: Tensor, mean_energy: float, rng: tor
     energy = run.energy(x)
     values = {"energy": energy, "typicality": (energy - mean_energy).abs()}
     if "reconstruction" in scores:
-        values["reconstruction"] = mse(x, run.reconstruct(x, rng=rng))
+        values["reconstruction"] = mse(x, run.reconstruct(x, rng=rng, temperature=None))
     return {score: values[score] for score in scores}
 
 

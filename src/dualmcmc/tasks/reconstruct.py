@@ -57,9 +57,17 @@ class Reconstruction:
 
 
 def reconstruct(
-    run: Run, images: ImageStore, steps: int | None = None, keep: int = 64, progress: ProgressFactory = no_progress
+    run: Run,
+    images: ImageStore,
+    steps: int | None = None,
+    keep: int = 64,
+    progress: ProgressFactory = no_progress,
+    temperature: float | None = 0.0,
 ) -> Reconstruction:
-    """Reconstruct images without and with the z-chain, in bounded memory; the result includes the first `keep`."""
+    """Reconstruct images without and with the z-chain, in bounded memory; the result includes the first `keep`.
+
+    `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None the run's setting.
+    """
     similarity = (ImageSimilarity(), ImageSimilarity())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
     run.prepare(len(images), progress, z_chain=True)
@@ -67,7 +75,7 @@ def reconstruct(
         first = int(indices[0])
         rng = run.generator_for("z-chain", first)
         for kind, length in enumerate((0, steps)):
-            y = run.reconstruct(x, length, rng)
+            y = run.reconstruct(x, length, rng, temperature)
             similarity[kind].add(x, y)
             kept[kind].append(to_uint8(y[: max(0, keep - first)]).cpu())
     inferred, rebuilt = (torch.cat(parts) for parts in kept)

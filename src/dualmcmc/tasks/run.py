@@ -42,7 +42,8 @@ class Run:
 
     Images are (B, C, H, W) floats in [-1, 1], latents (B, d), both on `run.device`. Methods that draw random numbers
     take `rng`; None means the run's own generator, seeded when the run is loaded. `steps` is the length of a chain,
-    None the run's setting. A `trace` receives the diagnostics of a chain.
+    `temperature` the temperature of a z-chain; None means the run's setting. A `trace` receives the diagnostics of a
+    chain.
     """
 
     def __init__(
@@ -206,9 +207,19 @@ class Run:
 
         return self._in_batches(run_chain, z, self._check_images(x), *_expand_mask(observed, x), trace=trace)
 
-    def reconstruct(self, x: Tensor, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
-        """g at the latents of images x: the mean of q(z|x), then the z-chain. With steps=0: inference alone."""
-        return self.generate(self.revise_z(self.infer(x).mean, x, steps, rng))
+    def reconstruct(
+        self,
+        x: Tensor,
+        steps: int | None = None,
+        rng: torch.Generator | None = None,
+        temperature: float | None = 0.0,
+    ) -> Tensor:
+        """g at the latents of images x: the mean of q(z|x), then the z-chain. With steps=0: inference alone.
+
+        The z-chain is noise-free unless a temperature is given: it approaches a mode of p(z|x), which is closer to x
+        than a sample.
+        """
+        return self.generate(self.revise_z(self.infer(x).mean, x, steps, rng, temperature=temperature))
 
     def energy(self, x: Tensor) -> Tensor:
         """E(x) = -f(x), (B,): low for likely images."""
