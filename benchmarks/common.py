@@ -65,9 +65,12 @@ def print_result(result: dict[str, Any], as_json: bool, format_result: Callable[
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a script; bad input is one line on standard error and exit code 2."""
+    """Run a script; bad input is one line on standard error and exit code 2, an interrupt one line and 130."""
     try:
         main()
     except UserError as error:
         print(f"error: {sanitize(str(error), 10_000)}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

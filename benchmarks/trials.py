@@ -19,14 +19,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -43,6 +46,7 @@ from dualmcmc.health.history import Entry, curve, effective_lines
 from dualmcmc.tasks.evaluate import evaluate
 from dualmcmc.tasks.outliers import outliers
 from dualmcmc.utils import safe_yaml
+from dualmcmc.utils.device import resolve_device
 from dualmcmc.utils.errors import Diverged, UserError, sanitize
 from dualmcmc.utils.files import make_folder, to_json, write_text
 from dualmcmc.utils.progress import make_reporter, show_progress
@@ -54,14 +58,20 @@ STATISTICS = {"gap": "energy_gap", "slope": "energy_slope", "displacement": "x_d
 
 @dataclass(frozen=True)
 class Trial:
-    """One variant: its changes to the common settings, and the config that results."""
+    """One variant: its changes to the common settings, the config that results, and its run folder."""
 
     name: str
     changes: str
     config: Config
+    root: Path
+
+    @property
+    def result_file(self) -> Path:
+        """Where the result is saved."""
+        return self.root / "trial.json"
 
 
-def load_trials(path: Path) -> list[Trial]:
+def load_trials(path: Path, out: Path) -> list[Trial]:
     """The trials of a file, all of them validated."""
     try:
         content = safe_yaml.load(path.read_text(encoding="utf-8"))
@@ -74,50 +84,52 @@ def load_trials(path: Path) -> list[Trial]:
     if unknown := set(content) - {"target", "settings", "trials"}:
         key = sanitize(str(min(unknown, key=str)))
         raise UserError(f"'{path}': unknown key '{key}': use target, settings and trials.")
-    common_settings = _words(path, "settings", content.get("settings"))
+    if not isinstance(target := content.get("target"), str):
+        raise UserError(f"'{path}': target must be the name of a preset or a settings file.")
     result = []
     for name, changes in content["trials"].items():
-        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name):
-            raise UserError(f"'{path}': '{sanitize(str(name))}' cannot be the name of a trial and its folder.")
-        own = _words(path, name, changes)
-        config = config_io.load_config(str(content.get("target", "digits")), [*common_settings, *own])
-        result.append(Trial(name, " ".join(own), config))
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_+-]{,99}", name):
+            raise UserError(
+                f"'{path}': '{sanitize(str(name))}' cannot be the name of a trial: use letters, digits, _, + and -."
+            )
+        try:
+            shared, own = _split(content.get("settings")), _split(changes)
+            config = trainer.with_absolute_paths(config_io.load_config(target, [*shared, *own]))
+        except (UserError, ValueError) as error:
+            raise UserError(f"'{path}', trial {name}: {error}") from None
+        result.append(Trial(name, " ".join(own), config, out / name))
     return result
 
 
-def _words(path: Path, key: str, text: Any) -> list[str]:
-    if text is not None and not isinstance(text, str):
-        raise UserError(f"'{path}': {sanitize(key)} must be a line of KEY=VALUE settings.")
-    return (text or "").split()
+def _split(settings: Any) -> list[str]:
+    """The settings of one line."""
+    if settings is not None and not isinstance(settings, str):
+        raise UserError("settings must be one line of KEY=VALUE.")
+    return shlex.split(settings or "")
 
 
-def check_settings(trial: Trial, root: Path) -> None:
-    """Raise `UserError` if the run in `root` has other settings than the trial."""
-    folder = RunFolder(root)
-    if folder.config.exists():
-        stored = config_io.load_stored_config(folder.config)
-        # Paths are stored as absolute ones.
-        images = replace(trial.config.data, path=stored.data.path, test_path=stored.data.test_path)
-        if replace(trial.config, data=images) != stored:
-            raise UserError(f"'{root}' was trained with other settings: rename the trial, or choose another --out.")
+def check_settings(trial: Trial) -> None:
+    """Raise `UserError` if the trial's folder contains a run with other settings."""
+    stored = RunFolder(trial.root).config
+    if stored.exists() and config_io.load_stored_config(stored) != trial.config:
+        raise UserError(f"'{trial.root}' was trained with other settings: rename the trial, or choose another --out.")
 
 
-def run_trial(trial: Trial, root: Path, samples: int, device: str) -> dict[str, Any]:
-    """Train a trial, or continue it, and measure it; the result is saved."""
-    folder = RunFolder(root)
-    result: dict[str, Any] = {"trial": trial.name, "changes": trial.changes}
+def run_trial(trial: Trial, samples: int, device: str) -> None:
+    """Train a trial, or continue it, measure it, and save the result."""
+    folder = RunFolder(trial.root)
+    result: dict[str, Any] = {"trial": trial.name, "changes": trial.changes, "samples": samples}
     try:
-        trained = trainer.train(trial.config, root, device, folder.has_states(), reporter=make_reporter())
+        trained = trainer.train(trial.config, trial.root, device, folder.has_states(), reporter=make_reporter())
     except Diverged as error:
         result["diverged"] = str(error)
     else:
         if trained.stop_reason != "finished":
-            raise UserError(f"trial '{trial.name}' was stopped ({trained.stop_reason}): call again to continue.")
+            raise UserError(f"trial {trial.name} was stopped ({trained.stop_reason}): call again to continue.")
         result |= {"iterations": trained.iterations, "minutes": trained.seconds / 60}
-        result |= measure(root, samples, device)
+        result |= measure(trial.root, samples, device)
     result |= log_statistics(effective_lines(read_log(folder.log)))
-    write_text(_result_file(root), to_json(result))
-    return result
+    write_text(trial.result_file, to_json(result))
 
 
 def log_statistics(lines: Sequence[Entry]) -> dict[str, list[float]]:
@@ -137,7 +149,7 @@ def measure(root: Path, samples: int, device: str) -> dict[str, Any]:
     result: dict[str, Any] = timing.describe(run.config, run.device)
     if samples:
         found = evaluate(run, ["fid"], samples, images, progress=show_progress)
-        result |= {"samples": samples, "generator": found.generator, "ebm": found.ebm}
+        result["fid"] = [*found.generator.values(), *found.ebm.values()]
     if images.test is not None:
         seen, unseen = (_some(store) for store in (images.train, images.test))
         result["memorisation"] = outliers(run, unseen, {"train": seen}, ["energy"]).numbers["train"]["energy"]["auroc"]
@@ -150,63 +162,91 @@ def _some(store: ImageStore) -> SubsetStore:
 
 
 def run_all(trials: Sequence[Trial], args: argparse.Namespace) -> None:
-    """Run the trials that have no result yet, `args.jobs` at a time, each in a process of its own."""
+    """Run trials, `args.jobs` at a time, each in a process of its own, which a signal stops too."""
+    options = ["--out", args.out, "-n", args.n, "--device", args.device]
+    processes: list[subprocess.Popen[bytes]] = []
 
-    def start(trial: Trial) -> None:
-        log = args.out / f"{trial.name}.log"
-        options = ["--out", args.out, "-n", args.n, "--device", args.device, "--only", trial.name]
-        with open(log, "a", encoding="utf-8") as output:
-            code = subprocess.run(
-                [sys.executable, __file__, args.file, *map(str, options)], stdout=output, stderr=output
-            ).returncode
-        common.notify(f"{trial.name}: {'done' if code == 0 else f'failed, see {log}'}")
+    def run(trial: Trial) -> None:
+        log = trial.root.with_suffix(".log")
+        common.notify(f"{trial.name}: started, progress in {log}")
+        with open(log, "ab") as output:
+            words = [sys.executable, __file__, args.file, *options, "--only", trial.name]
+            process = subprocess.Popen([*map(str, words)], stdout=output, stderr=output)
+            processes.append(process)
+            common.notify(f"{trial.name}: {'failed' if process.wait() else 'finished'}")
 
-    missing = [trial for trial in trials if not _result_file(args.out / trial.name).exists()]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(start, missing))
+    with _sigterm_as_interrupt(), ThreadPoolExecutor(args.jobs) as pool:
+        try:
+            list(pool.map(run, trials))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()  # saves first
+            raise
+        except OSError as error:
+            raise UserError(f"cannot write logs in '{args.out}': {error.strerror or error}.") from None
 
 
-def load_result(path: Path) -> dict[str, Any]:
-    """The result of a finished trial."""
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        format_row(result)  # uses every entry
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def load_result(trial: Trial, samples: int) -> dict[str, Any] | None:
+    """The result of a trial; None if there is none with this number of samples."""
+    if not trial.result_file.exists():
+        return None
+    try:
+        result: dict[str, Any] = json.loads(trial.result_file.read_text(encoding="utf-8"))
+        format_result({"trials": [result]})  # uses every entry
+        valid = (result["trial"], result["changes"]) == (trial.name, trial.changes)
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror or error}.") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise UserError(f"'{path}' is not the result of a trial: remove it to repeat the trial.") from None
-    return result
-
-
-def format_row(result: dict[str, Any]) -> str:
-    """A row of the table."""
-
-    def numbers(name: str, digits: int) -> str:
-        return ", ".join(f"{value:.{digits}f}" for value in result[name])
-
-    if "diverged" in result:
-        length, fid = "diverged", "–"
-    else:
-        length = f"{result['iterations']:,} ({result['minutes']:.1f})"
-        kinds = (next(iter(result[kind].values())) for kind in ("generator", "ebm") if kind in result)
-        fid = " / ".join(f"{value:.1f}" for value in kinds) or "–"
-    memorisation = f"{result['memorisation']:.3f}" if "memorisation" in result else "–"
-    changes = f"`{result['changes']}`" if result["changes"] else "none"
-    cells = (changes, length, fid, numbers("gap", 3), numbers("slope", 2), numbers("displacement", 4), memorisation)
-    return " | ".join([f"| {result['trial']}", *cells]) + " |"
+        raise UserError(f"cannot read '{trial.result_file}': {error.strerror or error}.") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        valid = False
+    if not valid:
+        raise UserError(f"'{trial.result_file}' is not the result of trial {trial.name}: remove it to measure again.")
+    return result if result["samples"] == samples else None
 
 
 def format_result(result: dict[str, Any]) -> str:
-    """A Markdown table; pairs of numbers are halfway and at the end."""
-    counts = {row["samples"] for row in result["trials"] if "samples" in row}
-    fid = f"FID generator / EBM, {', '.join(f'{count:,}' for count in sorted(counts))} samples" if counts else "FID"
-    heads = ("trial", "changes", "iterations (minutes)", fid, "gap", "slope", "displacement", "memorisation (AUROC)")
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
-    return "\n".join([*lines, *map(format_row, result["trials"])])
+    """A Markdown table; pairs of numbers are FID of generator and EBM samples, else halfway and at the end."""
+    samples = ", ".join(sorted({f"{row['samples']:,}" for row in result["trials"]}))
+    heads = (
+        "trial",
+        "changes",
+        "iterations (minutes)",
+        f"FID generator, EBM ({samples} samples)",
+        "gap",
+        "slope",
+        "displacement",
+        "memorisation (AUROC)",
+    )
+    rows = [heads, ["---"] * len(heads), *map(_cells, result["trials"])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _result_file(root: Path) -> Path:
-    return root / "trial.json"
+def _cells(row: dict[str, Any]) -> list[str]:
+    def numbers(name: str, digits: int) -> str:
+        return ", ".join(f"{float(value):.{digits}f}" for value in row.get(name, [])) or "–"
+
+    return [
+        row["trial"],
+        f"`{row['changes']}`" if row["changes"] else "none",
+        "diverged" if "diverged" in row else f"{row['iterations']:,} ({row['minutes']:.1f})",
+        numbers("fid", 1),
+        numbers("gap", 3),
+        numbers("slope", 2),
+        numbers("displacement", 4),
+        f"{float(row['memorisation']):.3f}" if "memorisation" in row else "–",
+    ]
 
 
 def main() -> None:
@@ -217,23 +257,24 @@ def main() -> None:
     parser.add_argument("--jobs", type=common.at_least(1), default=1, help="trials at a time (default: 1)")
     parser.add_argument("--only", metavar="NAME", help="run this trial only, in this process")
     args = parser.parse_args()
-    trials = load_trials(args.file)
-    if args.only is not None:
-        trials = [trial for trial in trials if trial.name == args.only]
-        if not trials:
-            raise UserError(f"'{args.file}' has no trial '{sanitize(args.only)}'.")
+    trials = [trial for trial in load_trials(args.file, args.out) if args.only in (None, trial.name)]
+    if not trials:
+        raise UserError(f"'{args.file}' has no trial '{sanitize(args.only)}'.")
+    resolve_device(args.device)
     make_folder(args.out, "Choose another --out.")
     for trial in trials:
-        check_settings(trial, args.out / trial.name)
+        check_settings(trial)
+    missing = [trial for trial in trials if load_result(trial, args.n) is None]
     if args.only is None:
-        run_all(trials, args)
-    elif not _result_file(args.out / args.only).exists():
-        run_trial(trials[0], args.out / args.only, args.n, args.device)
-    files = [_result_file(args.out / trial.name) for trial in trials]
-    rows = [load_result(file) for file in files if file.exists()]
-    common.print_result({"trials": rows}, args.json, format_result)
+        run_all(missing, args)
+    else:
+        for trial in missing:
+            run_trial(trial, args.n, args.device)
+    rows = [row for row in (load_result(trial, args.n) for trial in trials) if row is not None]
+    if rows:
+        common.print_result({"trials": rows}, args.json, format_result)
     if len(rows) < len(trials):
-        raise UserError(f"{len(trials) - len(rows)} of {len(trials)} trials are not finished: call again to continue.")
+        raise UserError(f"{len(trials) - len(rows)} of {len(trials)} trials failed: see the logs in '{args.out}'.")
 
 
 if __name__ == "__main__":

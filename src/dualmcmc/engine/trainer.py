@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dualmcmc import config_io, data
-from dualmcmc.config import Config, Data
+from dualmcmc.config import Config
 from dualmcmc.data.loader import BatchLoader
 from dualmcmc.engine import guard
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
@@ -93,7 +93,7 @@ def _train(
 ) -> TrainResult:
     with world.fail_together():  # before anything is written
         device = world.device(resolve_device(requested_device))
-        config = replace(config, data=_absolute_paths(config.data))
+        config = with_absolute_paths(config)
         if config.train.batch % world.size:
             raise UserError(
                 f"train.batch={config.train.batch} is not divisible by {world.size} processes: use a multiple."
@@ -207,13 +207,14 @@ def _restore(state: TrainState, folder: RunFolder) -> tuple[bool, list[Path]]:
     return state.load(path), damaged
 
 
-def _absolute_paths(cfg: Data) -> Data:
-    """Absolute paths, so that a run can be resumed from any working directory."""
+def with_absolute_paths(config: Config) -> Config:
+    """The config as it is stored: a run can be resumed from any working directory."""
 
     def absolute(path: str | None) -> str | None:
         return path and str(Path(path).expanduser().absolute())
 
-    return replace(cfg, path=absolute(cfg.path), test_path=absolute(cfg.test_path))
+    cfg = config.data
+    return replace(config, data=replace(cfg, path=absolute(cfg.path), test_path=absolute(cfg.test_path)))
 
 
 def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -> Config:
