@@ -10,9 +10,11 @@ import torch
 
 import dualmcmc
 import trials
+from dualmcmc import data
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks.evaluate import evaluate
+from dualmcmc.tasks.outliers import outliers
 from dualmcmc.utils.errors import Diverged
 from tests.conftest import assert_refused
 from tests.networks import Tiny
@@ -63,7 +65,11 @@ def test_quality_is_that_of_the_run(file, run_script, monkeypatch, tmp_path):
         found = evaluate(dualmcmc.load(out / "same", device="cpu"), ["fid"], samples, features=features)
         assert row["fid"] == [found.generator[features.metric_name], found.ebm[features.metric_name]]
         assert row["samples"] == samples
-    assert 0.2 < row["memorisation"] < 0.8
+    run = dualmcmc.load(out / "same", device="cpu")
+    images = data.load(run.trained_data)
+    expected = outliers(run, images.test, {"train": images.train}, ["energy"]).numbers["train"]["energy"]["auroc"]
+    assert row["memorisation"] == pytest.approx(expected)
+    assert abs(expected - 0.5) > 1e-4  # the other way round it would be 1 - expected
     assert f" | {row['fid'][0]:.1f}, {row['fid'][1]:.1f} | " in trials.format_result({"trials": [row]})
 
 

@@ -57,6 +57,13 @@ def test_temperature_of_the_z_chain(run, x):
         assert torch.equal(second, run.generate(sampled))
 
 
+def test_both_chains_are_compiled(run, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(run, "prepare", lambda n, progress, z_chain=False: prepared.append((n, z_chain)))
+    inpaint(run, MemoryStore(images_for(run).store.first(3)), "M20")
+    assert sorted(prepared) == [(3, False), (3, True)]
+
+
 def test_mask_shared_by_all_images(run, x):
     run = dualmcmc.load(run.file, "cpu", overrides=["sampling.batch=7"])
     observed = make_mask("M40", 1, 8)
