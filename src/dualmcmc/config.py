@@ -28,6 +28,7 @@ def group(cls: Any, doc: str, **changes: Any) -> Any:
 DatasetName = Literal[
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church", "folder"
 ]
+RAMP_STEPS = 10  # of energy_augment_ramp
 Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 
@@ -145,6 +146,16 @@ class Teaching:
         0.0, "weight of (E(x) - E(shifted x))^2, against memorising the training set; 0 in the paper", ge=0
     )
     energy_shift: int = setting(4, "energy_consistency: maximum random shift in pixels", ge=1)
+    energy_augment: float = setting(
+        0.0,
+        "probability of each random transformation (shift, scale, flip, colour) of the images that E sees, in its loss "
+        "and in the x-chain; 0 in the paper",
+        ge=0,
+        le=1,
+    )
+    energy_augment_ramp: int = setting(
+        0, "images over which energy_augment rises from 0 to its value, in ten steps", ge=0
+    )
     generator_data_weight: float | None = setting(
         None, "weight of |x - g(z~)|^2; null: the paper's 1/(2 sigma^2); 1 in the authors' code", ge=0
     )
@@ -155,6 +166,13 @@ class Teaching:
     inference_sample_weight: float = setting(
         1.0, "weight of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0
     )
+
+    def at(self, images: int) -> Teaching:
+        """The settings in force after `images` images: those of the ramp's last step."""
+        if images >= self.energy_augment_ramp:
+            return self
+        reached = images * RAMP_STEPS // self.energy_augment_ramp / RAMP_STEPS
+        return replace(self, energy_augment=reached * self.energy_augment)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,11 @@ def randn_like(tensor: Tensor, rng: RandomSource) -> Tensor:
     return randn(tensor.shape, tensor, rng)
 
 
+def rand(shape: Sequence[int], like: Tensor, rng: RandomSource) -> Tensor:
+    """Uniform numbers in [0, 1) with the dtype and device of `like`."""
+    return _draw(partial(torch.rand, dtype=like.dtype, device=like.device), shape, rng)
+
+
 def randint(shape: Sequence[int], high: int, like: Tensor, rng: RandomSource) -> Tensor:
     """Uniform integers in [0, high) on the device of `like`."""
     return _draw(partial(torch.randint, high, device=like.device), shape, rng)

@@ -49,6 +49,8 @@ def assert_same_networks(config):
         *((preset, []) for preset in PRESETS),
         ("digits", ["teaching.second_x_chain=true", "teaching.start_noise=0.1", "teaching.energy_l2=0.5"]),
         ("digits", ["teaching.energy_consistency=2"]),
+        ("digits", ["teaching.energy_augment=0.7", "teaching.second_x_chain=true"]),
+        ("cifar10-simple", ["teaching.energy_augment=0.5"]),
         ("digits", ["nets.energy_slope=0.5"]),
         ("digits", ["nets.kind=style"]),
         ("cifar10-resnet", ["nets.energy_slope=0.5"]),

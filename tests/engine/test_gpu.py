@@ -63,7 +63,14 @@ def assert_equal(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(ours[name], value), name
 
 
-@pytest.mark.parametrize("overrides", [(), ("teaching.energy_consistency=10",)])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("teaching.energy_consistency=10",),
+        ("teaching.energy_augment=0.5",),
+    ],
+)
 def test_captured_iteration_is_the_same_iteration(monkeypatch, overrides):
     """Weights, averages, noise and statistics, bit for bit."""
     count = WARMUP_RUNS + 5
@@ -76,6 +83,22 @@ def test_captured_iteration_is_the_same_iteration(monkeypatch, overrides):
     assert launched._run._graph is None
     assert torch.equal(captured.state.rng.get_state(), launched.state.rng.get_state())
     assert captured.window.read(count) == launched.window.read(count)
+
+
+def test_ramp_recaptures_the_iteration(monkeypatch):
+    """The settings that a captured iteration contains change after 6 and 12 iterations."""
+    ramp = ("teaching.energy_augment=0.5", "teaching.energy_augment_ramp=960")
+    captured = make_step(small_config(*ramp))
+    before = run(captured, 6)
+    first = captured._run
+    assert first._graph is not None
+    expected = run(captured, 5)
+    assert captured._run is not first
+    assert captured._run._graph is not None
+    monkeypatch.setattr(cuda, "WARMUP_RUNS", 1000)
+    launched = make_step(small_config(*ramp))
+    assert_equal(run(launched, 6), before)
+    assert_equal(run(launched, 5), expected)
 
 
 def test_one_launched_process_is_the_plain_run(tmp_path):

@@ -64,6 +64,17 @@ def test_micro_batches_are_the_same_as_whole_batches(micro_batch):
     assert_same_training(step)
 
 
+def test_augmentation_follows_the_images_seen():
+    step = make_step("teaching.energy_augment=0.5", "teaching.energy_augment_ramp=320")  # 0.05 per two batches
+    used = []
+    for _ in range(5):
+        step()
+        used.append(step._teaching.energy_augment)
+    assert used == pytest.approx([0, 0, 0.05, 0.05, 0.1])
+    step.reconfigure(tiny("teaching.energy_augment=0.8"))
+    assert step._teaching.energy_augment == 0.8
+
+
 def test_ema_follows_the_images_seen():
     step = make_step()
     expected = EMA(step.state.trio, step.config.ema)

@@ -94,6 +94,7 @@ def test_snapshots_are_kept_if_requested(tmp_path, few_images):
         ("nets.kind=resnet", "ema.energy=true", "data.flip=true"),
         ("nets.kind=style", "nets.energy_slope=1"),
         ("ema.half_life=0", "teaching.second_x_chain=true", "teaching.energy_consistency=2"),
+        ("teaching.energy_augment=0.5", "teaching.energy_augment_ramp=160"),
     ],
 )
 def test_resume_is_exact(tmp_path, few_images, overrides, device):

@@ -9,6 +9,7 @@ Like the package, and unlike the authors' code, it runs no power iterations of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -314,8 +315,11 @@ class Reference:
             _, negatives, _ = self.x_chain(x_hat, rng)
             lap("x-chain")
         images = [x, negatives]
+        if cfg.energy_augment:
+            pairs = torch.stack(images, 1).flatten(0, 1)
+            images = list(random_transform(pairs, cfg.energy_augment, rng)(pairs).unflatten(0, (-1, 2)).unbind(1))
         if cfg.energy_consistency:
-            images += random_shifts(x, negatives, cfg.energy_shift, rng)
+            images += random_shifts(images[0], images[1], cfg.energy_shift, rng)
         e_data, e_sample, *e_shifted = self.energy(torch.cat(images)).split(len(x))
         energy_gap = e_sample.mean() - e_data.mean()
         loss = cfg.energy_l2 * (e_data.square().mean() + e_sample.square().mean()) - energy_gap
@@ -344,9 +348,12 @@ class Reference:
         x_start = x_hat.detach()
         if self.cfg.start_noise > 0:
             x_start = x_start + self.cfg.start_noise * randn_like(x_start, rng)
+        transform: Callable[[Tensor], Tensor] = lambda x: x  # noqa: E731
+        if self.cfg.energy_augment:
+            transform = random_transform(x_start, self.cfg.energy_augment, rng)
         self.energy.eval()  # no power iterations of the spectral norm
         slopes: list[Tensor] = []
-        x_rev = langevin(x_start, self.energy, self.cfg.x_chain, rng, slopes)
+        x_rev = langevin(x_start, lambda x: self.energy(transform(x)), self.cfg.x_chain, rng, slopes)
         self.energy.train()
         return x_start, x_rev, torch.stack(slopes).mean() if slopes else x_start.new_zeros(())
 
@@ -406,6 +413,48 @@ def random_shifts(x: Tensor, x_rev: Tensor, max_pixels: int, rng: torch.Generato
         )
         shifted.append(torch.einsum("bhi,bcij,bwj->bchw", rows, padded, columns))
     return shifted
+
+
+def random_transform(x: Tensor, probability: float, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """The augmentation of Karras et al. (2020) for images like x, by torch's own sampling of an affine grid."""
+    draw: dict[str, Any] = {"device": x.device, "dtype": x.dtype, "generator": rng}
+    on = torch.rand(len(x), 10, **draw) < probability
+    uniform, normal = torch.rand(len(x), 5, **draw), torch.randn(len(x), 7, **draw)
+    side, ln2, zero = x.shape[-1], math.log(2), x.new_zeros(len(x))
+    # Positions are (column, row, 1) in [-1, 1]; an output pixel at p shows the image at grid @ p.
+    zoom = torch.where(on[:, 2], 2 ** (0.2 * normal[:, 0]), 1)
+    stretch = torch.where(on[:, 3], 2 ** (0.2 * normal[:, 1]), 1)
+    pixels = torch.where(on[:, 4, None], ((uniform[:, 2:4] - 0.5) * 2 * 0.125 * side).round(), 0)
+    pixels = pixels + torch.where(on[:, 5, None], 0.125 * side * normal[:, 2:4], 0)
+    turns = torch.where(on[:, 1], torch.floor(4 * uniform[:, 1]), 0)
+    mirror = torch.where(on[:, 0] & (uniform[:, 0] > 0.5), -1, 1)
+    row_sign, column_sign = torch.where(turns >= 2, -1, 1), torch.where((turns == 1) | (turns == 2), -1, 1) * mirror
+    rows = torch.stack([zero, row_sign * zoom * stretch, pixels[:, 0] * 2 / side], 1)
+    columns = torch.stack([column_sign * zoom / stretch, zero, pixels[:, 1] * 2 / side], 1)
+    upright = (turns % 2 == 0)[:, None, None]
+    grid = torch.where(upright, torch.stack([columns, rows], 1), torch.stack([rows, columns], 1))
+    brightness = torch.where(on[:, 6], 0.2 * normal[:, 4], 0)[:, None, None, None]
+    contrast = torch.where(on[:, 7], torch.exp(0.5 * ln2 * normal[:, 5]), 1)[:, None, None, None]
+    angle = torch.where(on[:, 8], 2 * math.pi * uniform[:, 4], 0)[:, None, None]
+    saturation = torch.where(on[:, 9], torch.exp(ln2 * normal[:, 6]), 1)[:, None, None]
+
+    def transform(images: Tensor) -> Tensor:
+        where = F.affine_grid(grid, list(images.shape), align_corners=False)
+        moved = F.grid_sample(images, where, padding_mode="reflection", align_corners=False) + brightness
+        if images.shape[1] == 3:
+            red, green, blue = moved.unbind(1)
+            grey = (red + green + blue) / 3
+            turned = ((blue - green), (red - blue), (green - red))  # a quarter turn about the grey axis, times sqrt(3)
+            moved = torch.stack(
+                [
+                    grey + saturation * ((channel - grey) * angle.cos() + other * angle.sin() / math.sqrt(3))
+                    for channel, other in zip((red, green, blue), turned, strict=True)
+                ],
+                1,
+            )
+        return contrast * moved
+
+    return transform
 
 
 def squared_error(a: Tensor, b: Tensor) -> Tensor:

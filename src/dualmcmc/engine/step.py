@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc import rng
-from dualmcmc.config import Config
+from dualmcmc.config import Config, Teaching
 from dualmcmc.data.loader import BatchLoader
 from dualmcmc.engine.cuda import CudaGraph, StreamLanes
 from dualmcmc.engine.ddp import wrap_ddp
@@ -53,6 +53,7 @@ class TrainStep:
         self._selection: tuple[Tensor, ...] = ()  # of the current batch; fixed addresses, for the CUDA graph
         self._run: Callable[[], None] = self._update
         self._lanes: Lanes = sequential
+        self._teaching = config.teaching.at(state.images)
 
     def prepare(
         self, progress: ProgressFactory = no_progress, notify: Callable[[str], None] = lambda text: None
@@ -74,7 +75,11 @@ class TrainStep:
         """Change chain, loss or optimizer settings; the compiled networks stay."""
         self.config = self.state.config = config
         self.window = StatsWindow(config.train.log_every)
-        if isinstance(self._run, CudaGraph):
+        self._set_teaching(config.teaching.at(self.state.images))
+
+    def _set_teaching(self, teaching: Teaching) -> None:
+        self._teaching = teaching
+        if isinstance(self._run, CudaGraph):  # it contains the settings as constants
             self._run = self._run.recapture()
 
     def __call__(self) -> None:
@@ -83,6 +88,9 @@ class TrainStep:
         if self.world.size > 1 and not self._shares_noise:  # seeded per iteration, so it needs no saved state
             state.rng.manual_seed(rng.derive_seed(self.config.seed, rng.Stream.METHOD, state.images, self.world.rank))
         state.set_learning_rates(state.images // self.loader.count)
+        teaching = self.config.teaching.at(state.images)
+        if teaching != self._teaching:
+            self._set_teaching(teaching)
         selection = self.loader.select(state.images)
         if self._selection:
             for current, new in zip(self._selection, selection, strict=True):
@@ -102,7 +110,7 @@ class TrainStep:
     def _update(self) -> None:
         """The device's part; can be captured as a CUDA graph."""
         state = self.state
-        stats = step(self._networks, state.optimizers, self._batch(), self._rng, self.config.teaching, self._lanes)
+        stats = step(self._networks, state.optimizers, self._batch(), self._rng, self._teaching, self._lanes)
         self.window.add(stats)
         state.ema.update()
 
@@ -113,7 +121,7 @@ class TrainStep:
         """The statistics of one more iteration on the current batch, without any update and with separate noise."""
         noise, window, x = rng.make_generator(0, self.state.device), StatsWindow(), self._batch()
         z = torch.randn(len(x), self.config.teaching.latent_dim, device=x.device, generator=noise)
-        cfg = replace(self.config.teaching, second_x_chain=False)
+        cfg = replace(self._teaching, second_x_chain=False)
         with torch.no_grad(), ExitStack() as stack:
             stack.enter_context(uncompiled(self.executors))  # no compilation for this alone
             for network in self.executors.children():

@@ -31,7 +31,7 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
         with lane():  # MCMC sampling
             x_hat = generator(z)
             x_start = terms.add_start_noise(x_hat.detach(), cfg, rng)
-            x_rev = revise_x(energy, x_start, cfg.x_chain, rng, slopes)  # Eq. 3
+            x_rev = revise_x(terms.augmented(energy, x_start, cfg, rng), x_start, cfg.x_chain, rng, slopes)  # Eq. 3
         with lane():  # MCMC inference
             q = Gaussian(*inference(x))
             z_hat = q.sample(rng).detach()

@@ -8,6 +8,7 @@ None is in the paper, except `start_noise` = sigma, with which x_hat is a sample
 | `second_x_chain` | negative samples for E from a second x-chain, after the generator's update (the authors' code) |
 | `energy_weight` | factor of E's loss (the authors' code: about 2.5e5) |
 | `energy_l2` | L2 penalty on energies (Du & Mordatch, 2019) |
+| `energy_augment` | E sees randomly transformed images, against memorising (Karras et al., 2020): `augment.py` |
 | `energy_consistency` | penalty on E(x) - E(shifted x), against memorising the training set (bCR, Zhao et al., 2021) |
 | `generator_data_weight`, `generator_sample_weight` | loss weights of the generator other than 1 / (2 sigma^2) |
 """
@@ -23,6 +24,7 @@ from torch import Tensor
 from dualmcmc.config import Teaching
 from dualmcmc.langevin import Network, energies, revise_x
 from dualmcmc.methods import Stats
+from dualmcmc.methods.augment import AugmentedEnergy, draw_augmentation
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.rng import RandomSource, randint, randn_like
@@ -38,6 +40,13 @@ def generator_weights(cfg: Teaching) -> tuple[float, float]:
 def add_start_noise(x_hat: Tensor, cfg: Teaching, rng: RandomSource) -> Tensor:
     """The x-chain's initial state."""
     return x_hat + cfg.start_noise * randn_like(x_hat, rng) if cfg.start_noise > 0 else x_hat
+
+
+def augmented(energy: Network, x: Tensor, cfg: Teaching, rng: RandomSource) -> Network:
+    """E for the x-chain from x: with `energy_augment`, E at transformed images."""
+    if cfg.energy_augment == 0:
+        return energy
+    return AugmentedEnergy(energy, draw_augmentation(x, cfg.energy_augment, rng))
 
 
 class PairedEnergies(NamedTuple):
@@ -56,6 +65,8 @@ def paired_energies(energy: Network, x: Tensor, x_rev: Tensor, cfg: Teaching, rn
     power iteration of the spectral norm.
     """
     images = torch.stack([x, x_rev], 1).flatten(0, 1)
+    if cfg.energy_augment > 0:
+        images = draw_augmentation(images, cfg.energy_augment, rng)(images)
     if cfg.energy_consistency > 0:
         images = torch.cat([images, random_shift(images, cfg.energy_shift, rng)])
     pairs, *shifted = energies(energy, images).unflatten(0, (-1, len(x), 2)).unbind(0)
@@ -87,7 +98,7 @@ def second_x_chain(trio: Trio, x: Tensor, z: Tensor, cfg: Teaching, rng: RandomS
     """E's loss on fresh negative samples, from the generator as just updated."""
     with torch.no_grad(), frozen(trio.generator) as generator:
         x_start = add_start_noise(generator(z), cfg, rng)
-    x_rev = revise_x(trio.energy, x_start, cfg.x_chain, rng)
+    x_rev = revise_x(augmented(trio.energy, x_start, cfg, rng), x_start, cfg.x_chain, rng)
     e = paired_energies(trio.energy, x, x_rev, cfg, rng)
     return regularize(e.data.mean() - e.sample.mean(), e, cfg), energy_stats(e)
 
