@@ -236,6 +236,9 @@ class Train:
 
     batch: int = setting(100, "images per iteration, over all processes", ge=1, le=1_000_000)
     images: int = setting(15_000_000, "images to train on", ge=1)
+    init: str | None = setting(
+        None, "weights to start from: run folder, snapshot or name of pretrained weights; null: random ones"
+    )
     log_every: int = setting(50, "iterations between log lines (the only host syncs)", ge=1, le=10_000)
     sample_every: int = setting(500_000, "images between sample grids", ge=1)
     save_every: int = setting(500_000, "images between saved states", ge=1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dualmcmc import config_io
+from dualmcmc.engine import checkpoint
 from tests.conftest import TINY, assert_refused
 
 
@@ -44,6 +45,19 @@ def test_stop_and_resume(call, tmp_path):
     answer = call("train", "--resume", "--out", out)  # nothing left to do
     assert answer.code == 0
     assert "finished: 128 images" in answer.out
+
+
+def test_init(call, tmp_path, finished_run):
+    out = tmp_path / "run"
+    answer = call("train", *TINY, "--init", finished_run, "--out", out, "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert f"starting from '{finished_run / 'snapshot.safetensors'}', trained on 128 images" in answer.err
+    assert config_io.parse_yaml((out / "config.yaml").read_text(), "")["train"]["init"] == str(finished_run)
+    answer = call("export", out, "--out", tmp_path / "exported.safetensors")
+    assert answer.code == 0, answer.err
+    stored = checkpoint.load_info(tmp_path / "exported.safetensors")["config"]["train"]["init"]
+    assert stored == finished_run.name  # no path of this machine
+    assert_refused(call("train", *TINY, "--init", "absent", "--out", tmp_path / "other"), "absent' does not exist", "cifar10-simple")
 
 
 def test_resume_of_another_preset_is_refused(call, finished_run):

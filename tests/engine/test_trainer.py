@@ -20,6 +20,7 @@ from dualmcmc.engine.state import TrainState
 from dualmcmc.engine.step import TrainStep
 from dualmcmc.engine.trainer import resumed_config, train
 from dualmcmc.utils.errors import Diverged, UserError
+from dualmcmc.utils.files import digest
 from dualmcmc.utils.progress import Reporter
 from tests.conftest import TINY, tiny
 from tests.data.makers import image_folder
@@ -112,6 +113,63 @@ def test_resume_is_exact(tmp_path, few_images, overrides, device):
     assert_equal(*(load_file(RunFolder(tmp_path / name).snapshot) for name in ("whole", "parts")))
     first = load_file(RunFolder(tmp_path / "whole").saved_states()[0])
     assert any(not torch.equal(value, first[name]) for name, value in latest(tmp_path / "whole").items())
+
+
+def weights(folder, state=0):
+    """The networks and averages of one saved state."""
+    tensors = load_file(RunFolder(folder).saved_states()[state])
+    return {name: value for name, value in tensors.items() if name.startswith(("nets.", "ema."))}
+
+
+@pytest.mark.parametrize("overrides", [(), ("nets.energy_slope=null", "ema.half_life=0")])
+def test_init_starts_from_the_weights_of_a_run(tmp_path, monkeypatch, overrides):
+    train(tiny(*overrides, "train.images=32"), tmp_path / "first", CPU)
+    monkeypatch.chdir(tmp_path)
+    reporter, short = Recorder(), ("seed=5", "train.images=32", "train.keep=9")
+    train(tiny(*overrides, *short, "train.init=first"), tmp_path / "second", CPU, reporter=reporter)
+    source = RunFolder(tmp_path / "first").snapshot
+    snapshot, started = load_file(source), weights(tmp_path / "second")
+    for name, value in started.items():
+        network = name.removeprefix("nets.").removeprefix("ema.")
+        assert torch.equal(value, snapshot[network]), name
+    assert any(not torch.equal(value, started[name]) for name, value in weights(tmp_path / "second", -1).items())
+    (start,) = entries(tmp_path / "second", "start")
+    assert start["init"] == {"file": str(source), "sha256": digest(source, "sha256").hexdigest(), "images": 32}
+    assert any(str(source) in text and "32 images" in text for text in reporter.messages)
+    assert config_io.load_config(str(RunFolder(tmp_path / "second").config)).train.init == str(tmp_path / "first")
+
+
+def test_init_is_needed_only_once(tmp_path):
+    train(tiny("train.images=16"), tmp_path / "first", CPU)
+    train(tiny(f"train.init={tmp_path / 'first'}"), tmp_path / "second", CPU, max_images=64)
+    shutil.rmtree(tmp_path / "first")
+    assert resume(tmp_path / "second").stop_reason == "finished"
+    with pytest.raises(UserError, match=r"cannot change train\.init"):
+        resumed_config(tmp_path / "second", ["train.init=null"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("nets.energy_width=6", "does not match its networks"),
+        ("nets.kind=resnet", "does not match its networks"),
+        ("nets.energy_slope=null", "does not match its networks"),
+        ("train.init=absent", r"run '.*absent' does not exist\. Pretrained weights: "),
+        ("train.init=absent.safetensors", r"file '.*absent\.safetensors' does not exist"),
+    ],
+)
+def test_init_refuses_what_does_not_fit(tmp_path, monkeypatch, finished_run, override, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message) as refused:
+        train(tiny(f"train.init={finished_run}", override), tmp_path / "run", CPU)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_init_refuses_a_full_state(tmp_path, finished_run):
+    state = RunFolder(finished_run).latest_state()
+    with pytest.raises(UserError, match="full training state"):
+        train(tiny(f"train.init={state}"), tmp_path / "run", CPU)
 
 
 def test_resume_after_a_kill_between_saves(run_folder, finished_run):

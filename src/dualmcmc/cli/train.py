@@ -20,6 +20,14 @@ def train(
     target: Preset = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TARGET]", show_default=False)] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Start from the weights of a run, snapshot or pretrained name; the same as train.init=RUN.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out exactly.")] = False,
     max_images: Annotated[
         int | None, typer.Option(help="Stop after this many images in total.", show_default=False)
@@ -42,12 +50,15 @@ def train(
       dualmcmc train
       dualmcmc train mnist --out runs/mnist --device cuda
       dualmcmc train --resume --out runs/mnist
+      dualmcmc train cifar10-simple data.source=folder data.path=photos/ --init cifar10-simple --out runs/photos
       torchrun --nproc_per_node=8 -m dualmcmc train cifar10-resnet train.batch=800
     """
     preset, changes = split_target(target, overrides)
     name = "digits" if preset is None else preset
     if seed is not None:
         changes.append(f"seed={seed}")
+    if init is not None:
+        changes.append(f"train.init={init}")
     folder = out or Path("runs") / Path(name).stem
 
     def load_config() -> Config:

@@ -1,4 +1,4 @@
-"""The files of a run folder, and the lock that protects it."""
+"""The files of a run folder, how a run is named, and the lock that protects it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dualmcmc import config_io
 from dualmcmc.config import Config
+from dualmcmc.pretrained import pretrained_file, pretrained_files
 from dualmcmc.utils.errors import CannotWrite, UserError
 from dualmcmc.utils.files import TEMPORARY, write_text
 
@@ -82,6 +83,30 @@ class RunFolder:
         """Delete all but the newest `keep` states."""
         for path in self.saved_states()[:-keep]:
             path.unlink(missing_ok=True)
+
+
+def locate_run(target: str | Path) -> RunFolder | Path:
+    """What `target` names: a run folder, or a file: a snapshot, or pretrained weights by name."""
+    path = Path(target).expanduser()
+    path = pretrained_file(path) or path
+    is_file_name = path.suffix == ".safetensors"
+    if not path.exists() and not is_file_name and (names := pretrained_files()):
+        raise UserError(f"run '{path}' does not exist. Pretrained weights: {', '.join(names)}.")
+    if not path.is_dir() and (path.exists() or is_file_name):
+        return path
+    folder = RunFolder(path)
+    folder.require_run()
+    return folder
+
+
+def locate_snapshot(target: str | Path) -> Path:
+    """The snapshot that `target` names: see `locate_run`."""
+    found = locate_run(target)
+    if isinstance(found, Path):
+        return found
+    if not found.snapshot.exists():
+        raise UserError(f"'{found.root}' has no snapshot: 'dualmcmc train --resume --out {found.root}' writes one.")
+    return found.snapshot
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -17,11 +17,12 @@ from dualmcmc.data.store import ImageStore
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.ddp import convert_sync_batchnorm
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
-from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.run_folder import RunFolder, locate_snapshot
 from dualmcmc.methods import Optimizers
 from dualmcmc.nets import Trio, build
 from dualmcmc.nets.signal import normalize_signal
 from dualmcmc.utils.errors import Damaged, UserError
+from dualmcmc.utils.files import digest
 from dualmcmc.utils.images import from_uint8
 
 SIGNAL_IMAGES = 64  # spread over the training set
@@ -85,6 +86,25 @@ class TrainState:
         self.seconds = 0.0  # of training, over all sessions
         self.rollbacks = 0  # after divergence
         self.learning_rates: dict[str, float] = {}  # as last set
+
+    def load_weights(self, target: str) -> dict[str, Any]:
+        """Start from the networks of another run (`train.init`); returns which they are."""
+
+        def read() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+            path = locate_snapshot(target)
+            tensors, info = load_snapshot(path)
+            return tensors, {"file": str(path), "sha256": digest(path, "sha256").hexdigest(), "images": info["images"]}
+
+        tensors, source = self.world.on_main(read)  # other ranks may not see the file
+        with self.world.fail_together():
+            try:
+                checkpoint.load_into(self.trio, tensors, Path(source["file"]))
+            except UserError as error:
+                raise UserError(
+                    f"train.init: {error} Use the data.size, data.channels, teaching.latent_dim and nets of that run."
+                ) from None
+        self.ema = EMA(self.trio, self.config.ema)
+        return source
 
     def normalize_energy(self, images: ImageStore) -> None:
         """Set E's gains from some of the training images; a new run with `nets.energy_slope` does so once."""
@@ -217,6 +237,14 @@ def latest_valid_state(folder: RunFolder) -> tuple[Path, list[Path]]:
 def read_config(path: Path) -> Config:
     """The settings stored in a state or snapshot: those it was trained with."""
     return config_io.from_stored_tree(checkpoint.load_info(path).get("config"), f"'{path}'")
+
+
+def load_snapshot(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The networks in a snapshot, and its plain values."""
+    tensors, info = checkpoint.load(path)
+    if "rng" in info:
+        raise UserError(f"'{path}' is a full training state: use the run folder or its snapshot.")
+    return tensors, info
 
 
 def load_trio_without_ema(path: Path) -> tuple[Config, Trio]:

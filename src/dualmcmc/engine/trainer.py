@@ -21,6 +21,7 @@ from dualmcmc.engine.signals import Interrupted, StopSignals
 from dualmcmc.engine.state import TrainState, check_size, latest_valid_state, read_config
 from dualmcmc.engine.step import TrainStep
 from dualmcmc.nets import parameter_counts
+from dualmcmc.pretrained import pretrained_file
 from dualmcmc.utils.device import (
     device_name,
     format_bytes,
@@ -33,7 +34,7 @@ from dualmcmc.utils.errors import CannotWrite, Diverged, UserError
 from dualmcmc.utils.files import make_folder
 from dualmcmc.utils.progress import Reporter
 
-FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema")  # a resumed run cannot change these,
+FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
 FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # except for where its images are
 STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGTERM"]  # to stop early, by increasing urgency
 
@@ -113,11 +114,15 @@ def _train(
     with world.fail_together():
         if len(set(fingerprints)) > 1:
             raise UserError("the processes see different images: data.path must be the same data on every machine.")
+    init = None
     if resume:
         same_noise, damaged = _restore(state, folder)
     else:
-        state.normalize_energy(images.train)
         same_noise, damaged = True, []
+        if config.train.init is None:
+            state.normalize_energy(images.train)
+        else:
+            init = state.load_weights(config.train.init)
     with world.fail_together():
         cfg, batch = config.data, config.train.batch
         loader = BatchLoader(
@@ -140,11 +145,14 @@ def _train(
         same_noise=same_noise,
         engine=plan.summary,
         processes=world.size,
+        **({"init": init} if init else {}),
     )
     sizes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     placement = "in device memory" if loader.resident else f"streamed ({format_bytes(images.train.nbytes)})"
     where = f"{device_name(device)}, {world.summary}" if world.launched else device_name(device)
     reporter.message(f"{len(images.train):,} images on {where}, {placement}; {plan.summary}; parameters: {sizes}")
+    if init:
+        reporter.message(f"starting from '{init['file']}', trained on {init['images']:,} images")
     for note in (*images.notes, *plan.notes):
         reporter.message(note)
     for path in damaged:
@@ -213,8 +221,14 @@ def with_absolute_paths(config: Config) -> Config:
     def absolute(path: str | None) -> str | None:
         return path and str(Path(path).expanduser().absolute())
 
-    cfg = config.data
-    return replace(config, data=replace(cfg, path=absolute(cfg.path), test_path=absolute(cfg.test_path)))
+    cfg, init = config.data, config.train.init
+    if init is not None and pretrained_file(Path(init)) is None:
+        init = absolute(init)
+    return replace(
+        config,
+        data=replace(cfg, path=absolute(cfg.path), test_path=absolute(cfg.test_path)),
+        train=replace(config.train, init=init),
+    )
 
 
 def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -> Config:

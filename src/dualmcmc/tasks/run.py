@@ -18,12 +18,11 @@ from dualmcmc.config import Chain, Config, Data
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.plan import build_executors, compile_for_sampling, resolve_plan
-from dualmcmc.engine.run_folder import RunFolder
-from dualmcmc.engine.state import build_from_tensors, load_trio_without_ema, read_config
+from dualmcmc.engine.run_folder import locate_run, locate_snapshot
+from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_trio_without_ema, read_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import eval_mode, frozen
-from dualmcmc.pretrained import pretrained_file, pretrained_files
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.files import digest
@@ -236,6 +235,8 @@ class Run:
         if overflowed:
             raise UserError(f"{overflowed[0]} has values beyond the range of {dtype}: choose another --dtype.")
         config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
+        if config.train.init is not None:
+            config = replace(config, train=replace(config.train, init=Path(config.train.init).name))
         checkpoint.save(path, rounded, {"config": config_io.to_tree(config), "images": self.images})
         changed = sum(
             float((rounded[name].to(value) - value).double().square().sum()) for name, value in tensors.items()
@@ -307,27 +308,16 @@ def load(
     the run is used: "sampling.steps=70", "sampling.batch=100". `data.crop`, `data.resize` and `data.skip_bad` apply to
     other images than the run's own.
     """
-    file, target = Path(path).expanduser(), world.device(resolve_device(str(device)))
-    file = pretrained_file(file) or file
-    if not file.exists() and file.suffix != ".safetensors" and (names := pretrained_files()):
-        raise UserError(f"run '{file}' does not exist. Pretrained weights: {', '.join(names)}.")
-    if file.is_dir() or (not file.exists() and file.suffix != ".safetensors"):
-        folder = RunFolder(file)
-        folder.require_run()
-        if not ema:
-            state = folder.latest_state()
-            config, trio = load_trio_without_ema(state)
-            return _make_run(config, trio, target, int(state.stem), seed, overrides, state, ema, world)
-        file = folder.snapshot
-        if not file.exists():
-            raise UserError(
-                f"'{folder.root}' has no snapshot: 'dualmcmc train --resume --out {folder.root}' writes one."
-            )
-    elif not ema:
-        raise UserError(f"'{file}' contains averaged weights only: --no-ema needs the run folder.")
-    tensors, info = checkpoint.load(file)
-    if "rng" in info:
-        raise UserError(f"'{file}' is a full training state: use the run folder or its snapshot.")
+    target = world.device(resolve_device(str(device)))
+    if not ema:
+        folder = locate_run(path)
+        if isinstance(folder, Path):
+            raise UserError(f"'{folder}' contains averaged weights only: --no-ema needs the run folder.")
+        state = folder.latest_state()
+        config, trio = load_trio_without_ema(state)
+        return _make_run(config, trio, target, int(state.stem), seed, overrides, state, ema, world)
+    file = locate_snapshot(path)
+    tensors, info = load_snapshot(file)
     config = read_config(file)
     trio = build_from_tensors(config, tensors, file)
     return _make_run(config, trio, target, info["images"], seed, overrides, file, ema, world)
