@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -215,3 +216,28 @@ def test_stored_tree_of_an_earlier_version():
     for tree in (None, [], {"guard": 3}, {"guard": {"x_moved": -1}}):
         with pytest.raises(UserError, match="'state'"):
             config_io.from_stored_tree(tree, "'state'")
+
+
+@pytest.mark.parametrize(
+    ("override", "limit"),
+    [
+        ("optim.energy.lr=1e300", "at most 1e+38"),
+        ("teaching.x_chain.step_size=1e300", "at most 1e+38"),
+        ("teaching.z_chain.steps=1000000000000", "at most 1e+06"),
+        ("sampling.steps=1000000000000", "at most 1e+06"),
+        ("sampling.batch=1000000000000", "at most 1e+06"),
+        ("train.images=1e20", "at most 1e+15"),
+        ("optim.energy.betas=[0,1]", "less than 1"),
+        (f"seed={2**63}", "less than"),
+    ],
+)
+def test_every_number_has_an_upper_limit(override, limit):
+    with pytest.raises(UserError, match=re.escape(f"{override.split('=')[0]} must be {limit}")):
+        config_io.load_config("digits", [override])
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "---\n"])
+def test_empty_config_file_is_refused(tmp_path, content):
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"mine\.yaml' is empty"):
+        config_io.load_config(str(tmp_path / "mine.yaml"))

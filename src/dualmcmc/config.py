@@ -28,6 +28,8 @@ def group(cls: Any, doc: str, **changes: Any) -> Any:
 DatasetName = Literal[
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church", "folder"
 ]
+MAX_STEPS = 1_000_000
+MAX_BATCH = 1_000_000
 RAMP_STEPS = 10  # of energy_augment_ramp
 Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
@@ -106,7 +108,7 @@ class Chain:
     temperature = noise^2 / (2 s) = 4e-6 at its s = 0.125.
     """
 
-    steps: int = setting(30, "number of Langevin steps (k_x or k_z)", ge=0)
+    steps: int = setting(30, "number of Langevin steps (k_x or k_z)", ge=0, le=MAX_STEPS)
     step_size: float = setting(0.01, "step size s, the factor of the gradient", gt=0)
     temperature: float = setting(
         1.0, "noise per step is sqrt(2 s temperature); 1: the paper, 0: gradient descent", ge=0
@@ -221,20 +223,20 @@ class Ema:
 class Sampling:
     """How a trained run samples; null means as in training (teaching.x_chain)."""
 
-    steps: int | None = setting(None, "x-chain steps", ge=0)
+    steps: int | None = setting(None, "x-chain steps", ge=0, le=MAX_STEPS)
     step_size: float | None = setting(None, "x-chain step size", gt=0)
     temperature: float | None = setting(None, "x-chain temperature", ge=0)
     batchnorm: Literal["running", "batch"] = setting(
         "running", "BatchNorm statistics: running, or those of each batch as in the authors' code"
     )
-    batch: int = setting(500, "images per batch", ge=1)
+    batch: int = setting(500, "images per batch", ge=1, le=MAX_BATCH)
 
 
 @dataclass(frozen=True)
 class Train:
     """Length of training and output intervals, counted in images, so that the batch size does not change them."""
 
-    batch: int = setting(100, "images per iteration, over all processes", ge=1, le=1_000_000)
+    batch: int = setting(100, "images per iteration, over all processes", ge=1, le=MAX_BATCH)
     images: int = setting(15_000_000, "images to train on", ge=1)
     init: str | None = setting(
         None, "weights to start from: run folder, snapshot or name of pretrained weights; null: random ones"

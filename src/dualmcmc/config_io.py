@@ -24,6 +24,7 @@ from dualmcmc.utils.errors import UserError, first_line, format_value, nearest, 
 
 T = TypeVar("T")
 MAX_TEXT = 4096  # characters of one setting, as of a path
+MAX_NUMBER = {int: 10**15, float: 1e38}  # of a setting without its own upper limit; 1e38 is finite in float32
 
 # settings renamed since a run may have stored them
 RENAMED = {
@@ -175,12 +176,16 @@ _LIMITS = {
 
 
 def _within_limits(value: Any, metadata: Any, path: str, where: str) -> None:
-    for name, (words, satisfied) in _LIMITS.items():
-        if name not in metadata or value is None:
+    for item in value if isinstance(value, tuple) else (value,):
+        if type(item) not in MAX_NUMBER:
             continue
-        for item in value if isinstance(value, tuple) else (value,):
-            if not satisfied(item, metadata[name]):
-                raise UserError(f"{where}: {path} must be {words} {metadata[name]:g}, not {format_value(item)}.")
+        limits = {name: metadata[name] for name in _LIMITS if name in metadata}
+        if not limits.keys() & {"lt", "le"}:
+            limits["le"] = MAX_NUMBER[type(item)]
+        for name, limit in limits.items():
+            words, satisfied = _LIMITS[name]
+            if not satisfied(item, limit):
+                raise UserError(f"{where}: {path} must be {words} {limit:g}, not {format_value(item)}.")
 
 
 def preset_names() -> list[str]:
@@ -233,7 +238,8 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
         tree = safe_yaml.load(text)
     except ValueError as error:
         raise UserError(f"{where} is not valid YAML: {error}.") from None
-    tree = {} if tree is None else tree
+    if tree is None:
+        raise UserError(f"{where} is empty: 'dualmcmc config PRESET' prints settings to start from.")
     if not isinstance(tree, dict):
         raise UserError(f"{where} must contain key: value pairs.")
     return tree

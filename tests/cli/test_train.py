@@ -57,7 +57,8 @@ def test_init(call, tmp_path, finished_run):
     assert answer.code == 0, answer.err
     stored = checkpoint.load_info(tmp_path / "exported.safetensors")["config"]["train"]["init"]
     assert stored == finished_run.name  # no path of this machine
-    assert_refused(call("train", *TINY, "--init", "absent", "--out", tmp_path / "other"), "absent' does not exist", "cifar10-simple")
+    answer = call("train", *TINY, "--init", "absent", "--out", tmp_path / "other")
+    assert_refused(answer, "absent' does not exist", "cifar10-simple")
 
 
 def test_resume_of_another_preset_is_refused(call, finished_run):
@@ -101,6 +102,8 @@ def test_divergence_exits_with_3(call, tmp_path):
         (["train", "digits", "nonsense"], ["nonsense", "KEY=VALUE"]),
         (["train", "--device", "tpu"], ["tpu", "cuda"]),
         (["train", "--resume", "--out", "absent"], ["no run to resume", "absent"]),
+        (["train", "--out", ""], ["--out is empty"]),
+        (["train", "--init", " "], ["--init is empty"]),
         (["train", "--out", "file/run"], ["file/run"]),
         (["train", "--out", "file"], ["is a file"]),
         (["train", "--max-images", "0"], ["--max-images"]),

@@ -1,3 +1,5 @@
+import hashlib
+import os
 import pickle
 
 import pytest
@@ -13,7 +15,7 @@ def test_round_trip(tmp_path):
     path = tmp_path / "file.safetensors"
     tensors = {"a": torch.randn(3, 2).T, "b": torch.tensor(4, dtype=torch.int64)}  # a is not contiguous
     checkpoint.save(path, tensors, {"images": 7, "words": ["x"]})
-    loaded, info = checkpoint.load(path)
+    loaded, info, _ = checkpoint.load(path)
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     assert info == checkpoint.load_info(path) == {"images": 7, "words": ["x"]}
     assert [item.name for item in tmp_path.iterdir()] == ["file.safetensors"]
@@ -119,3 +121,29 @@ def test_optimizer_round_trip(beta1):
     advance(net, optimizer)
     advance(other, restored)
     assert torch.equal(net.weight, other.weight)
+
+
+def test_umask_is_honoured(tmp_path):
+    before = os.umask(0o027)
+    try:
+        checkpoint.save(tmp_path / "file.safetensors", {"a": torch.ones(1)}, {"images": 0})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file.safetensors").stat().st_mode & 0o777 == 0o640
+
+
+def test_file_replaced_while_it_is_read(tmp_path, monkeypatch):
+    """Tensors, values and SHA-256 are those of one file."""
+    path = tmp_path / "file.safetensors"
+    checkpoint.save(path, {"a": torch.ones(1)}, {"images": 1})
+    expected = hashlib.sha256(path.read_bytes()).hexdigest()
+    check_header = checkpoint._check_header
+
+    def replace_then_check(file, where):
+        checkpoint.save(path, {"a": torch.zeros(1)}, {"images": 2})
+        return check_header(file, where)
+
+    monkeypatch.setattr(checkpoint, "_check_header", replace_then_check)
+    tensors, info, sha256 = checkpoint.load(path)
+    assert (tensors["a"].item(), info["images"], sha256) == (1, 1, expected)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() != expected

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,7 +17,7 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGTERM, 143)])
 def test_signal_saves_and_stops(tmp_path, monkeypatch, call, number, code):
     """A signal during iteration 5 of the command."""
     monkeypatch.setattr(LineReporter, "advance", lambda self, images, iteration: iteration == 5 and send(number))
@@ -27,6 +29,52 @@ def test_signal_saves_and_stops(tmp_path, monkeypatch, call, number, code):
     last = read_log(folder.log)[-1]
     assert (last["kind"], last["reason"], last["images"]) == ("stop", number.name, 5 * 16)
     assert int(folder.latest_state().stem) == last["images"]
+
+
+def test_sighup_stays_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            send(signal.SIGHUP)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_signal_is_announced_at_once(capfd, number, again):
+    with StopSignals(announce=True):
+        send(number)
+        told = capfd.readouterr().err
+    assert told.startswith(f"\n{number.name}: stopping after this iteration")
+    assert ("Ctrl-C again" in told) == again
+    with StopSignals():
+        send(number)
+        assert capfd.readouterr().err == ""
+
+
+LOST_TERMINAL = """
+import signal, sys
+from dualmcmc.engine.signals import StopSignals
+with StopSignals(announce=True) as signals:
+    print("ready", flush=True)
+    while signals.received is None:
+        signal.pause()
+    print("more", flush=True)  # to a terminal that is gone
+    open(sys.argv[1], "w").write(signals.received.name)
+"""
+
+
+def test_lost_terminal_does_not_break_the_run(tmp_path):
+    controller, terminal = os.openpty()
+    command = [sys.executable, "-c", LOST_TERMINAL, str(tmp_path / "done")]
+    child = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    assert b"ready" in os.read(controller, 100)
+    os.close(controller)  # the terminal is gone
+    child.send_signal(signal.SIGHUP)
+    assert child.wait(60) == 0
+    assert (tmp_path / "done").read_text() == "SIGHUP"
 
 
 def test_handlers_are_restored():

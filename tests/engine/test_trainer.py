@@ -395,14 +395,57 @@ def test_state_is_synchronized_before_every_save(tmp_path, monkeypatch):
     assert calls == [0, 64, 128]
 
 
-def test_folder_without_a_state_can_be_used(tmp_path):
-    """A kill before the first save leaves a config and no state."""
-    folder = RunFolder(tmp_path / "run")
-    folder.root.mkdir()
-    folder.write_config(tiny())
-    with pytest.raises(UserError, match="there is no run to resume"):
-        train(tiny(), folder.root, CPU, resume=True)
-    assert train(tiny(f"train.images={BATCH}"), folder.root, CPU).stop_reason == "finished"
+@pytest.mark.parametrize("trace", ["config.yaml", "log.jsonl", "snapshot.safetensors", "results"])
+def test_folder_of_another_run_is_refused(tmp_path, trace):
+    """Its states may have been deleted to save space."""
+    path = tmp_path / "run" / trace
+    path.mkdir(parents=True) if trace == "results" else (path.parent.mkdir(), path.write_text("precious"))
+    with pytest.raises(UserError, match=f"contains {trace} of another run: choose another --out"):
+        train(tiny(), tmp_path / "run", CPU)
+    assert os.listdir(tmp_path / "run") == [trace]
+    assert path.is_dir() or path.read_text() == "precious"
+
+
+def test_run_without_states_offers_its_weights(run_folder, tmp_path):
+    shutil.rmtree(RunFolder(run_folder).states)
+    before = {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")}
+    for attempt in (lambda: resume(run_folder), lambda: train(tiny(), run_folder, CPU)):
+        with pytest.raises(UserError, match=f"--init {run_folder}"):
+            attempt()
+    assert {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")} == before
+    assert train(tiny(f"train.init={run_folder}"), tmp_path / "next", CPU).stop_reason == "finished"
+
+
+@pytest.mark.parametrize("name", [".lock", "log.jsonl", "states", "samples", "snapshots", "tensorboard", "config.yaml"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_links_are_not_followed(run_folder, tmp_path, name, resumed):
+    """A run folder from someone else must not make us write elsewhere."""
+    precious = tmp_path / "precious"
+    is_folder = name in ("states", "samples", "snapshots", "tensorboard")
+    folder = run_folder if resumed else tmp_path / "new"
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    if is_folder:
+        precious.mkdir()
+        (precious / f"{0:012d}.safetensors").write_text("keep me")
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        precious.write_text("keep me")
+        path.unlink(missing_ok=True)
+    path.symlink_to(precious)
+    with pytest.raises(UserError, match=f"{name}' is a link"):
+        resume(folder) if resumed else train(tiny(), folder, CPU)
+    kept = precious / f"{0:012d}.safetensors" if is_folder else precious
+    assert kept.read_text() == "keep me"
+    assert not is_folder or os.listdir(precious) == [kept.name]
+
+
+def test_link_to_a_run_folder_is_followed(tmp_path):
+    """What the user names is the user's choice."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    assert train(tiny(f"train.images={BATCH}"), tmp_path / "run", CPU).stop_reason == "finished"
+    assert (tmp_path / "disk" / "snapshot.safetensors").exists()
 
 
 def test_public_interface(tmp_path):

@@ -47,7 +47,7 @@ def test_page_is_self_contained(finished_run, tmp_path):
 def test_run_without_its_data(finished_run, tmp_path):
     run = tmp_path / "<b>run"  # a name that must be escaped
     shutil.copytree(finished_run, run)
-    tensors, info = checkpoint.load(run / "snapshot.safetensors")
+    tensors, info, _ = checkpoint.load(run / "snapshot.safetensors")
     info["config"]["data"] |= {"source": "folder", "path": "gone.zip"}
     checkpoint.save(run / "snapshot.safetensors", tensors, info)
     path, numbers = write_report(RunFolder(run), "cpu")

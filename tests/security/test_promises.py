@@ -152,7 +152,7 @@ def test_pickle_named_safetensors_is_not_executed(tmp_path):
 
 
 def test_small_file_cannot_build_huge_networks(finished_run, tmp_path):
-    tensors, info = checkpoint.load(finished_run / "snapshot.safetensors")
+    tensors, info, _ = checkpoint.load(finished_run / "snapshot.safetensors")
     info["config"]["nets"] |= {"energy_width": 16384, "generator_width": 16384, "inference_width": 16384}
     info["config"]["teaching"]["latent_dim"] = 65536
     path = tmp_path / "greedy.safetensors"
@@ -471,7 +471,7 @@ BAD = "</pre></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\
 
 def hostile(run: Path, values: list) -> None:
     """Write `values` wherever the report reads text or numbers."""
-    tensors, info = checkpoint.load(run / "snapshot.safetensors")
+    tensors, info, _ = checkpoint.load(run / "snapshot.safetensors")
     info["config"] |= {"description": BAD, "preset": BAD}
     info["config"]["data"] |= {"source": "folder", "path": BAD, "split": BAD}
     checkpoint.save(run / "snapshot.safetensors", tensors, info)

@@ -78,7 +78,7 @@ def test_data_path_override_applies_to_own_images(finished_run, tmp_path):
     run = dualmcmc.load(finished_run, "cpu")
     moved = replace(run.config.data, source="folder", path=str(tmp_path / "old"), holdout=0.0)
     file = tmp_path / "run.safetensors"
-    tensors, info = checkpoint.load(run.file)
+    tensors, info, _ = checkpoint.load(run.file)
     checkpoint.save(file, tensors, info | {"config": config_io.to_tree(replace(run.config, data=moved))})
     shutil.rmtree(tmp_path / "old")
     run = dualmcmc.load(file, "cpu", overrides=[f"data.path={tmp_path / 'new'}"])

@@ -19,7 +19,9 @@ from dualmcmc.utils.errors import UserError
 def train(
     target: Preset = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TARGET]", show_default=False)] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="<path>", help="Run folder. [default: runs/TARGET]", show_default=False)
+    ] = None,
     init: Annotated[
         str | None,
         typer.Option(
@@ -42,8 +44,8 @@ def train(
     """Train a preset or config file in a run folder.
 
     Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full states to resume
-    from. Ctrl-C or SIGTERM saves and stops; --resume continues. Exit codes: 0 success, 2 bad input, 3 diverged,
-    4 another process was lost, 130 and 143 stopped by a signal.
+    from. Ctrl-C, SIGTERM and SIGHUP (a lost connection) save and stop; --resume continues. Exit codes: 0 success, 2 bad
+    input, 3 diverged, 4 another process was lost, 129, 130 and 143 stopped by a signal.
 
     \b
     Examples:
@@ -59,7 +61,10 @@ def train(
         changes.append(f"seed={seed}")
     if init is not None:
         changes.append(f"train.init={init}")
-    folder = out or Path("runs") / Path(name).stem
+    for option, text in (("--out", out), ("--init", init)):
+        if text is not None and not text.strip():
+            raise UserError(f"{option} is empty: name a run folder.")
+    folder = Path("runs") / Path(name).stem if out is None else Path(out)
 
     def load_config() -> Config:
         for option, value in (("--max-images", max_images), ("--max-minutes", max_minutes)):
@@ -94,7 +99,7 @@ def train(
         if not finished:
             print(f"continue    dualmcmc train --resume --out {folder}")
         print(f"report      dualmcmc report {folder}")
-    if result.stop_reason in ("SIGINT", "SIGTERM"):
+    if result.stop_reason.startswith("SIG"):
         raise typer.Exit(128 + signal.Signals[result.stop_reason])
 
 

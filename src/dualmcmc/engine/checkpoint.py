@@ -9,11 +9,12 @@ The checksum, in the header, covers the whole file with 64 zeros in its own plac
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dualmcmc.utils.errors import CannotWrite, Damaged, UserError, first_line, sanitize
-from dualmcmc.utils.files import atomic
+from dualmcmc.utils.files import atomic, open_regular
 
 FORMAT = "dualmcmc"
 VERSION = 2
@@ -51,34 +52,45 @@ def write_checksum(path: Path) -> None:
         file.write(checksum.encode())
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save` wrote, on the CPU; raises `UserError` if the file is anything else or has changed."""
-    with _open(path) as file:
-        _verify_checksum(file, path)
-        return {name: file.get_tensor(name) for name in file.keys()}, _check_header(file, path)  # noqa: SIM118
+class Checkpoint(NamedTuple):
+    """What `save` wrote, and the SHA-256 of the file."""
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+    sha256: str
+
+
+def load(path: Path) -> Checkpoint:
+    """Read what `save` wrote, on the CPU; raises `UserError` if the file is anything else or has changed.
+
+    The file is opened once: a run in training may replace it meanwhile.
+    """
+    with _open(path) as (file, content):
+        _verify_checksum(file, content, path)
+        info = _check_header(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content.seek(0)
+        return Checkpoint(tensors, info, hashlib.file_digest(content, "sha256").hexdigest())
 
 
 def load_info(path: Path) -> dict[str, Any]:
     """Read the plain values only."""
-    with _open(path) as file:
+    with _open(path) as (file, _):
         return _check_header(file, path)
 
 
 def verify(path: Path) -> None:
     """Raise `Damaged` if the file has changed since it was written."""
-    with _open(path) as file:
-        _verify_checksum(file, path)
+    with _open(path) as (file, content):
+        _verify_checksum(file, content, path)
         _check_header(file, path)
 
 
-def _verify_checksum(file: Any, path: Path) -> None:
+def _verify_checksum(file: Any, content: BinaryIO, path: Path) -> None:
     """A file without a checksum is another program's or version's, which `_check_header` reports."""
     written = (file.metadata() or {}).get("sha256")
-    if written is None:
-        return
-    with open(path, "rb") as content:
-        if _checksum(content, _checksum_offset(content)) != written:
-            raise Damaged(f"'{path}' is damaged (wrong checksum).")
+    if written is not None and _checksum(content, _checksum_offset(content)) != written:
+        raise Damaged(f"'{path}' is damaged (wrong checksum).")
 
 
 def _checksum_offset(file: BinaryIO) -> int:
@@ -102,14 +114,14 @@ def _checksum(file: BinaryIO, place: int) -> str:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            yield file
-    except FileNotFoundError:
-        raise UserError(f"file '{path}' does not exist.") from None
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise Damaged(f"'{path}' is damaged or not a checkpoint ({first_line(error)}).") from None
+def _open(path: Path) -> Iterator[tuple[Any, io.BufferedReader]]:
+    """The file for safetensors, and the same file for reading bytes."""
+    with open_regular(path) as content:
+        try:
+            with safetensors.safe_open(f"/dev/fd/{content.fileno()}", framework="pt") as file:
+                yield file, content
+        except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise Damaged(f"'{path}' is damaged or not a checkpoint ({first_line(error)}).") from None
 
 
 def _check_header(file: Any, path: Path) -> dict[str, Any]:

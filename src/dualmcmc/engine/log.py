@@ -20,10 +20,11 @@ from dualmcmc.engine.state import TrainState
 from dualmcmc.langevin import revise_x
 from dualmcmc.nets.frozen import eval_mode
 from dualmcmc.utils.errors import CannotWrite
-from dualmcmc.utils.files import to_json, write_text
+from dualmcmc.utils.files import read_text, to_json, write_text
 from dualmcmc.utils.images import before_and_after, save_png
 
 PREVIEW_COUNT, PREVIEW_COLUMNS = 64, 8
+MAX_LOG = 1 << 30  # bytes; a line has about 500
 RENAMED = {  # since earlier versions
     "x_moved": "x_displacement_rms",
     "z_moved": "z_displacement_rms",
@@ -127,7 +128,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """The entries of a log, with current names; malformed lines, such as a truncated last one, are skipped."""
     entries = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in read_text(path, MAX_LOG).splitlines():
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):

@@ -28,8 +28,24 @@ class RunFolder:
         self.states = root / "states"
         self.snapshot = root / "snapshot.safetensors"
         self.snapshots = root / "snapshots"
+        self.results = root / "results"
         self.report = root / "report.html"
         self.lock = root / ".lock"
+
+    def require_no_links(self) -> None:
+        """Raise `UserError` if the folder contains a link, which writing would follow, or a special file."""
+        folders = (self.root, self.states, self.samples, self.snapshots, self.tensorboard, self.results)
+        for folder in folders:
+            if folder != self.root and folder.is_symlink():
+                continue  # reported as an entry of the root
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                    kind = "a link" if path.is_symlink() else "not a regular file"
+                    raise UserError(f"'{path}' is {kind}: a run writes nothing through it. Remove it, or move the run.")
+
+    def traces_of_a_run(self) -> list[Path]:
+        """Files that only a run writes, and that a new run would replace."""
+        return [path for path in (self.snapshot, self.log, self.config, self.results) if os.path.lexists(path)]
 
     def has_states(self) -> bool:
         """Whether there is a state to resume from; the first is saved before the first iteration."""
@@ -131,7 +147,7 @@ class RunLock:
         if self.path in _held:
             raise self._locked_by("this process")
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise CannotWrite(f"cannot write '{self.path}': {error.strerror or error}.") from None
         try:

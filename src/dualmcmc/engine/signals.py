@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class Interrupted(BaseException):
@@ -15,18 +17,19 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """While active, SIGINT and SIGTERM request a stop; a second SIGINT stops immediately.
+    """While active, SIGINT, SIGTERM and SIGHUP request a stop; a second SIGINT stops immediately.
 
     `second_sigint_kills` false disables the latter: torchrun forwards the SIGINT that the terminal has already sent to
-    every process.
+    every process. `announce`: say on standard error that the signal was received.
     """
 
-    def __init__(self, second_sigint_kills: bool = True) -> None:
+    def __init__(self, second_sigint_kills: bool = True, announce: bool = False) -> None:
         self.received: signal.Signals | None = None
-        self._second_sigint_kills = second_sigint_kills
+        self._second_sigint_kills, self._announce = second_sigint_kills, announce
         self._received_at = 0.0
         self._interruptible = False
         self._previous: dict[signal.Signals, object] = {}
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]  # now: later it may be gone
 
     @property
     def seconds_since_signal(self) -> float:
@@ -46,13 +49,20 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _leave_terminal(self) -> None:
+        """Redirect output from the terminal, which is gone: writing to it would fail, and with it the run."""
+        for descriptor in self._terminals:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     def _handle(self, number: int, _: types.FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT and self._second_sigint_kills:
@@ -60,5 +70,12 @@ class StopSignals:
         if self.received is None or number == signal.SIGTERM:  # SIGTERM has a deadline, so it takes precedence
             self._received_at = self._received_at if self.received is signal.SIGTERM else time.monotonic()
             self.received = signal.Signals(number)
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         if self._interruptible:
             raise Interrupted
+        if self._announce:
+            again = " Ctrl-C again stops at once." if number == signal.SIGINT and self._second_sigint_kills else ""
+            text = f"\n{signal.Signals(number).name}: stopping after this iteration; the state is saved.{again}\n"
+            with suppress(OSError):  # not print, which a signal may have interrupted
+                os.write(sys.stderr.fileno(), text.encode())

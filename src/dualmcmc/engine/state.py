@@ -22,7 +22,6 @@ from dualmcmc.methods import Optimizers
 from dualmcmc.nets import Trio, build
 from dualmcmc.nets.signal import normalize_signal
 from dualmcmc.utils.errors import Damaged, UserError
-from dualmcmc.utils.files import digest
 from dualmcmc.utils.images import from_uint8
 
 SIGNAL_IMAGES = 64  # spread over the training set
@@ -92,8 +91,8 @@ class TrainState:
 
         def read() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             path = locate_snapshot(target)
-            tensors, info = load_snapshot(path)
-            return tensors, {"file": str(path), "sha256": digest(path, "sha256").hexdigest(), "images": info["images"]}
+            tensors, info, sha256 = load_snapshot(path)
+            return tensors, {"file": str(path), "sha256": sha256, "images": info["images"]}
 
         tensors, source = self.world.on_main(read)  # other ranks may not see the file
         with self.world.fail_together():
@@ -177,7 +176,7 @@ class TrainState:
 
     def load(self, path: Path) -> bool:
         """Restore a saved state; False if its noise stream cannot continue on this type of device."""
-        tensors, info = self.world.on_main(lambda: checkpoint.load(path))  # other ranks may not see the folder
+        tensors, info, _ = self.world.on_main(lambda: checkpoint.load(path))  # other ranks may not see the folder
         with self.world.fail_together():
             return self._restore(tensors, info, path)
 
@@ -236,22 +235,26 @@ def latest_valid_state(folder: RunFolder) -> tuple[Path, list[Path]]:
 
 def read_config(path: Path) -> Config:
     """The settings stored in a state or snapshot: those it was trained with."""
-    return config_io.from_stored_tree(checkpoint.load_info(path).get("config"), f"'{path}'")
+    return stored_config(checkpoint.load_info(path), path)
 
 
-def load_snapshot(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The networks in a snapshot, and its plain values."""
-    tensors, info = checkpoint.load(path)
-    if "rng" in info:
+def stored_config(info: dict[str, Any], path: Path) -> Config:
+    """The settings among the plain values of a state or snapshot."""
+    return config_io.from_stored_tree(info.get("config"), f"'{path}'")
+
+
+def load_snapshot(path: Path) -> checkpoint.Checkpoint:
+    """Read a snapshot: the three networks."""
+    snapshot = checkpoint.load(path)
+    if "rng" in snapshot.info:
         raise UserError(f"'{path}' is a full training state: use the run folder or its snapshot.")
-    return tensors, info
+    return snapshot
 
 
-def load_trio_without_ema(path: Path) -> tuple[Config, Trio]:
-    """The networks of a full state as trained, without averaging."""
-    config = read_config(path)
-    tensors, _ = checkpoint.load(path)
-    return config, build_from_tensors(config, checkpoint.strip_prefix("nets", tensors), path)
+def load_state_without_ema(path: Path) -> checkpoint.Checkpoint:
+    """Read the networks of a full state as trained, without averaging."""
+    state = checkpoint.load(path)
+    return state._replace(tensors=checkpoint.strip_prefix("nets", state.tensors))
 
 
 def check_size(config: Config, path: Path) -> None:

@@ -36,7 +36,7 @@ from dualmcmc.utils.progress import Reporter
 
 FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
 FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # except for where its images are
-STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGTERM"]  # to stop early, by increasing urgency
+STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGHUP", "SIGTERM"]  # to stop early, by increasing urgency
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainResult:
     images: int
     iterations: int
     seconds: float  # of training, over all sessions
-    stop_reason: str  # finished, max-images, max-minutes, SIGINT or SIGTERM
+    stop_reason: str  # finished, max-images, max-minutes, SIGINT, SIGHUP or SIGTERM
     parameters: dict[str, int]
     stats: dict[str, float]  # the last ones logged
     engine: str
@@ -129,7 +129,7 @@ def _train(
             images.train, config.seed, batch, device, cfg.place, cfg.flip, cfg.workers, world.rank, world.size
         )
     cleanup.callback(loader.close)
-    signals = cleanup.enter_context(StopSignals(second_sigint_kills=not world.launched))  # before the first file
+    signals = cleanup.enter_context(StopSignals(not world.launched, announce=world.is_main))  # before the first file
     with world.fail_together():
         log = _open_log(config, state, folder, resume, damaged, cleanup) if world.is_main else NullLog()
     cleanup.callback(log.close)
@@ -180,6 +180,7 @@ def _train(
 
 def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
     """Require a run when resuming, and none otherwise; lock an existing run."""
+    folder.require_no_links()
     if folder.has_states():
         if not resume:
             raise UserError(
@@ -188,7 +189,22 @@ def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
         make_folder(folder.root)  # raises if it is not writable
         cleanup.enter_context(RunLock(folder.lock))
     elif resume:
-        raise UserError(f"there is no run to resume in '{folder.root}': omit --resume to start one.")
+        raise _nothing_to_resume(folder)
+    elif traces := folder.traces_of_a_run():
+        advice = f" To start from its weights, add --init {folder.root}." if folder.snapshot.exists() else ""
+        raise UserError(
+            f"'{folder.root}' contains {traces[0].name} of another run: choose another --out, or delete what is there."
+            f"{advice}"
+        )
+
+
+def _nothing_to_resume(folder: RunFolder) -> UserError:
+    if folder.snapshot.exists():
+        return UserError(
+            f"'{folder.root}' has no saved state to resume from, but a snapshot: to start a new run from its weights, "
+            f"use --init {folder.root} and another --out."
+        )
+    return UserError(f"there is no run to resume in '{folder.root}': omit --resume to start one.")
 
 
 def _open_log(
@@ -237,8 +253,9 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
     `preset`, if the caller named one, must be the run's.
     """
     folder = RunFolder(out)
+    folder.require_no_links()  # before the lock file is written
     if not folder.has_states():
-        raise UserError(f"there is no run to resume in '{out}': omit --resume to start one.")
+        raise _nothing_to_resume(folder)
     with RunLock(folder.lock):  # a run in training replaces its states
         state = latest_valid_state(folder)[0]
         old = read_config(state)  # what it was trained with, even if config.yaml was edited

@@ -19,10 +19,11 @@ from dualmcmc import __version__
 from dualmcmc.pretrained import output_folder
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.device import device_name
-from dualmcmc.utils.errors import CannotWrite
-from dualmcmc.utils.files import make_folder, to_json, write_text
+from dualmcmc.utils.errors import CannotWrite, UserError
+from dualmcmc.utils.files import make_folder, read_text, to_json, write_text
 
 FOLDER = "results"
+MAX_RECORD = 1 << 24  # bytes
 
 # names in files of earlier versions
 RENAMED_NUMBERS = {
@@ -104,6 +105,8 @@ def entry(run: Run, task: str, seconds: float, numbers: dict[str, Any], **facts:
 
 def save(result: dict[str, Any], folder: Path) -> Path:
     """Write a result into `folder` under a new name."""
+    if folder.is_symlink():
+        raise CannotWrite(f"cannot write into '{folder}': it is a link.")
     make_folder(folder, "Results are written there.")
     stamp = str(result["time"]).replace("-", "").replace(":", "")
     path = folder / f"{result['task']}-{stamp}.json"
@@ -126,10 +129,10 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
     results = []
     for path in sorted(folder.glob("*.json")):
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = json.loads(read_text(path, MAX_RECORD))
             if isinstance(result, dict) and {"task", "time"} <= result.keys() and isinstance(result["numbers"], dict):
                 results.append(_with_current_names(result))
-        except (OSError, KeyError, ValueError, RecursionError):
+        except (UserError, KeyError, ValueError, RecursionError):
             continue
     return sorted(results, key=lambda result: str(result["time"]))
 

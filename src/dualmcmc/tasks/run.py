@@ -19,13 +19,12 @@ from dualmcmc.engine import checkpoint
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.plan import build_executors, compile_for_sampling, resolve_plan
 from dualmcmc.engine.run_folder import locate_run, locate_snapshot
-from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_trio_without_ema, read_config
+from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio
 from dualmcmc.nets.frozen import eval_mode, frozen
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
-from dualmcmc.utils.files import digest
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 COMPILE_MIN_IMAGES = 5_000  # chains on fewer images finish before compilation would
@@ -309,36 +308,21 @@ def load(
     other images than the run's own.
     """
     target = world.device(resolve_device(str(device)))
-    if not ema:
+    if ema:
+        file = locate_snapshot(path)
+        tensors, info, sha256 = load_snapshot(file)
+    else:
         folder = locate_run(path)
         if isinstance(folder, Path):
             raise UserError(f"'{folder}' contains averaged weights only: --no-ema needs the run folder.")
-        state = folder.latest_state()
-        config, trio = load_trio_without_ema(state)
-        return _make_run(config, trio, target, int(state.stem), seed, overrides, state, ema, world)
-    file = locate_snapshot(path)
-    tensors, info = load_snapshot(file)
-    config = read_config(file)
+        file = folder.latest_state()
+        tensors, info, sha256 = load_state_without_ema(file)
+    config = stored_config(info, file)
     trio = build_from_tensors(config, tensors, file)
-    return _make_run(config, trio, target, info["images"], seed, overrides, file, ema, world)
-
-
-def _make_run(
-    config: Config,
-    trio: Trio,
-    device: torch.device,
-    images: int,
-    seed: int,
-    overrides: Sequence[str],
-    file: Path,
-    ema: bool,
-    world: World,
-) -> Run:
-    set_deterministic(device, config.train.deterministic)
-    sha256 = digest(file, "sha256").hexdigest()  # now: a run in training will replace its snapshot
+    set_deterministic(target, config.train.deterministic)
     used = _override(config, overrides)
     trained_data = replace(config.data, path=used.data.path, test_path=used.data.test_path)
-    return Run(used, trio, device, images, seed, file, ema, sha256, world, trained_data)
+    return Run(used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data)
 
 
 def _override(config: Config, overrides: Sequence[str]) -> Config:

@@ -1,11 +1,14 @@
-"""Atomic writes, checks of output paths, and the cache folder."""
+"""Atomic writes, reading of regular files only, checks of output paths, and the cache folder."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
+import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,11 +22,18 @@ TEMPORARY = ".tmp"
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path, renamed to `path` when the block succeeds: a kill leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    """A temporary path, renamed to `path` when the block succeeds: a kill leaves the old file or the new one.
+
+    The name is random and the file is created here, so nobody can have placed a link there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}")
     try:
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)  # as the umask wants it; a library may replace the file
+        os.close(handle)
         yield temporary
         with open(temporary, "rb+") as file:
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
@@ -38,10 +48,32 @@ def remove_stale_temporaries(path: Path, exclusive: bool = False) -> None:
     """Remove temporary files of killed processes beside `path`; `exclusive`: no other process can be writing there."""
     for leftover in path.parent.glob(f".*{path.suffix}.*{TEMPORARY}"):
         with suppress(OSError, ValueError):
-            process = int(leftover.name.split(".")[-2])
+            process = int(leftover.name.split(".")[-2].partition("-")[0])
             idle = time.time() - leftover.stat().st_mtime > 60  # a process on another machine cannot be checked
             if exclusive or (idle and not Path(f"/proc/{process}").exists()):
                 leftover.unlink()
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading; a pipe would block, a device may never end."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise UserError(f"file '{path}' does not exist.") from None
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"'{path}' cannot be read: it is not a regular file.")
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The text of a regular file of limited size; malformed characters are replaced."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise UserError(f"'{path}' cannot be read: it is larger than {max_bytes:,} bytes.")
+        return file.read(max_bytes).decode("utf-8", errors="replace")
 
 
 def write_text(path: Path, text: str) -> None:
