@@ -147,3 +147,23 @@ def test_file_replaced_while_it_is_read(tmp_path, monkeypatch):
     tensors, info, sha256 = checkpoint.load(path)
     assert (tensors["a"].item(), info["images"], sha256) == (1, 1, expected)
     assert hashlib.sha256(path.read_bytes()).hexdigest() != expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(2, 3, dtype=torch.int64), "weight is int64 instead of float32"),
+        (torch.ones(2, 3, dtype=torch.complex64), "weight is complex64 instead of float32"),
+        (torch.full((2, 3), torch.nan), "weight has values that are not finite"),
+        (torch.full((2, 3), torch.inf, dtype=torch.float16), "weight has values that are not finite"),
+        (torch.ones(3, 2), "size mismatch"),
+    ],
+)
+def test_unusable_weights(tmp_path, value, message):
+    net = torch.nn.Linear(3, 2, bias=False)
+    with pytest.raises(UserError, match=message):
+        checkpoint.load_into(net, {"weight": value}, tmp_path / "file")
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        checkpoint.load_into(net, {"weight": torch.full((2, 3), 2.0, dtype=dtype)}, tmp_path / "file")
+        assert net.weight.dtype == torch.float32
+        assert (net.weight == 2).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -542,3 +543,29 @@ def test_report_of_a_huge_number(run_folder):
 def test_documented_limits():
     assert images.MAX_PIXELS == 80_000_000
     assert archives.MAX_TAR_HEADER == 65_536
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+@pytest.mark.parametrize(
+    ("file", "commands"),
+    [
+        ("log.jsonl", [("doctor",), ("report",)]),
+        ("snapshot.safetensors", [("export", "--out", "a.safetensors"), ("sample", "-n", 2), ("report",)]),
+    ],
+)
+def test_special_files_in_a_run_folder_are_refused(
+    call, run_folder, tmp_path, monkeypatch, no_curves, kind, file, commands
+):
+    monkeypatch.chdir(tmp_path)
+    path = run_folder / file
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    for command, *options in commands:
+        assert_refused(call(command, run_folder, *options), file)
+
+
+def test_special_files_among_the_records_are_skipped(call, run_folder, no_curves):
+    (run_folder / "results").mkdir()
+    os.mkfifo(run_folder / "results" / "a.json")
+    (run_folder / "results" / "b.json").symlink_to("/dev/zero")
+    assert call("report", run_folder).code == 0

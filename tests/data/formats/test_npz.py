@@ -1,3 +1,6 @@
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -38,3 +41,15 @@ def test_array_larger_than_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "available_memory", lambda: 1_000_000)
     with pytest.raises(UserError, match=r"3\.07 MB, too much"):
         read(tmp_path / "a.npz")
+
+
+def test_long_header_is_refused_before_it_is_read(tmp_path):
+    """Version 2 of the format allows four gigabytes, which compress to almost nothing."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\x02\x00" + (30_000_000).to_bytes(4, "little") + b" " * 30_000_000)
+    tracemalloc.start()
+    with pytest.raises(UserError, match="header is too long"):
+        read(tmp_path / "a.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000

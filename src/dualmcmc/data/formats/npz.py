@@ -16,6 +16,7 @@ from dualmcmc.utils.device import available_memory, format_bytes
 from dualmcmc.utils.errors import UserError, first_line, nearest, sanitize
 
 USUAL_NAMES = ("images", "x", "arr_0")
+MAX_HEADER = 10_000  # bytes, NumPy's own limit, which applies only after reading
 
 
 def npz_array(path: Path) -> tuple[Path, str | None]:
@@ -78,10 +79,12 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, Fortran order and type of a stored array."""
-    read = np.lib.format.read_array_header_1_0
-    if np.lib.format.read_magic(file) != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    return read(file)
+    first = np.lib.format.read_magic(file) == (1, 0)
+    length = file.read(2 if first else 4)
+    if int.from_bytes(length, "little") > MAX_HEADER:
+        raise ValueError("its header is too long")
+    header = io.BytesIO(length + file.read(int.from_bytes(length, "little")))
+    return (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(header)
 
 
 def _parse_npy(content: bytes, what: str) -> np.ndarray:

@@ -38,14 +38,13 @@ def open_parquet(path: Path, shards: list[Path], keep: Keep | None = None) -> Im
             try:
                 with parquet.ParquetFile(shard) as file:
                     column, nested = find_column(file, shard)
-                    row = 0
-                    for batch in file.iter_batches(batch_size=64, columns=[column]):
-                        for value in batch.column(0).to_pylist():
-                            content = value.get("bytes") if nested and value else value
-                            name = f"{shard}:{row}"
-                            row += 1
-                            if keep is None or keep(name):
-                                yield name, InMemory(content or b"")
+                    # One at a time: a dictionary can make many large values of a small file.
+                    for row, batch in enumerate(file.iter_batches(batch_size=1, columns=[column])):
+                        value = batch.column(0)[0].as_py()
+                        content = value.get("bytes") if nested and value else value
+                        name = f"{shard}:{row}"
+                        if keep is None or keep(name):
+                            yield name, InMemory(content or b"")
             except UserError:
                 raise
             except Exception as error:  # a damaged file can fail in many ways
