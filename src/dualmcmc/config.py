@@ -150,10 +150,10 @@ class Teaching:
     energy_shift: int = setting(4, "energy_consistency: maximum random shift in pixels", ge=1)
     energy_augment: float = setting(
         0.0,
-        "probability of each random transformation (shift, scale, flip, colour) of the images that E sees, in its loss "
-        "and in the x-chain; 0 in the paper",
+        "probability of each random transformation of the images that E sees, in its loss and in the x-chain "
+        "(mirroring, quarter turn, shift, scale, colour); above 0.8 samples may look transformed; 0 in the paper",
         ge=0,
-        le=1,
+        lt=1,
     )
     energy_augment_ramp: int = setting(
         0, "images over which energy_augment rises from 0 to its value, in ten steps", ge=0

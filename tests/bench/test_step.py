@@ -50,6 +50,15 @@ def test_result(second_x_chain):
         assert text in table
 
 
+def test_augmentation_is_timed_as_it_is_after_the_ramp():
+    config = tiny("teaching.energy_augment=0.5", "teaching.energy_augment_ramp=1000")
+    result = measure(config, "cpu", repeats=1)
+    assert result["check"]["float32"]["max_difference"] <= bench.FLOAT32_TOLERANCE
+    plain = measure(tiny(), "cpu", repeats=1)
+    for name in ("x-chain", "energy"):  # the transformations are products
+        assert result["engine"]["parts"][name]["flops"] > plain["engine"]["parts"][name]["flops"]
+
+
 def test_without_reference():
     result = measure(tiny(), "cpu", repeats=1, with_reference=False)
     assert not {"check", "reference", "speedup"} & result.keys()

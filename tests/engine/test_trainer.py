@@ -139,21 +139,24 @@ def test_init_starts_from_the_weights_of_a_run(tmp_path, monkeypatch, overrides)
     assert config_io.load_config(str(RunFolder(tmp_path / "second").config)).train.init == str(tmp_path / "first")
 
 
-def test_init_is_needed_only_once(tmp_path):
+def test_init_is_needed_only_once(tmp_path, monkeypatch):
     train(tiny("train.images=16"), tmp_path / "first", CPU)
     train(tiny(f"train.init={tmp_path / 'first'}"), tmp_path / "second", CPU, max_images=64)
     shutil.rmtree(tmp_path / "first")
     assert resume(tmp_path / "second").stop_reason == "finished"
     with pytest.raises(UserError, match=r"cannot change train\.init"):
         resumed_config(tmp_path / "second", ["train.init=null"])
+    monkeypatch.chdir(tmp_path)
+    assert resumed_config(tmp_path / "second", ["train.init=first"]).train.init == str(tmp_path / "first")
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("nets.energy_width=6", "does not match its networks"),
-        ("nets.kind=resnet", "does not match its networks"),
-        ("nets.energy_slope=null", "does not match its networks"),
+        ("nets.energy_width=6", "does not match the networks of the new run"),
+        ("nets.kind=resnet", "does not match the networks of the new run"),
+        ("nets.energy_slope=null", "does not match the networks of the new run"),
+        ("train.init=~nobody-here/x", "no such home folder"),
         ("train.init=absent", r"run '.*absent' does not exist\. Pretrained weights: "),
         ("train.init=absent.safetensors", r"file '.*absent\.safetensors' does not exist"),
     ],

@@ -176,3 +176,9 @@ def test_ramp_rises_in_ten_steps():
     assert values == pytest.approx([0.05 * min(images // 100, 10) for images in range(0, 1201, 50)])
     assert cfg.at(1000) is cfg
     assert Teaching(energy_augment=0.5).at(0).energy_augment == 0.5
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 3, 8, 6)])
+def test_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match="energy_augment needs square images"):
+        draw_augmentation(torch.zeros(shape), 0.5, make_generator(0))

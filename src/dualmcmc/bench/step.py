@@ -57,7 +57,8 @@ def measure(
     notify: Callable[[str], None] = lambda text: None,
     progress: ProgressFactory = no_progress,
 ) -> dict[str, Any]:
-    """Check the engine against the reference, then time both, whole and by part."""
+    """Check the engine against the reference, then time both, whole and by part; with the ramp's final settings."""
+    config = replace(config, teaching=replace(config.teaching, energy_augment_ramp=0))
     plan = timing.set_up(config, device, notify)
     if with_reference:
         _check_supported(config)
@@ -172,7 +173,7 @@ def _engine_parts(step: TrainStep) -> dict[str, Callable[[], object]]:
 
     def x_chain() -> None:
         for _ in range(1 + cfg.second_x_chain):
-            revise_x(nets.energy, x_rev, cfg.x_chain, rng)
+            revise_x(terms.augmented(nets.energy, x_rev, cfg, rng), x_rev, cfg.x_chain, rng)
 
     def z_chain() -> None:
         revise_z(nets.generator, z, x, cfg.sigma, cfg.z_chain, rng)

@@ -14,7 +14,7 @@ from dualmcmc.cli.options import Json, print_json
 from dualmcmc.config import Crop as CropName
 from dualmcmc.config import DatasetName, Resize
 from dualmcmc.utils.errors import UserError, nearest
-from dualmcmc.utils.files import CACHE_VARIABLE, check_output
+from dualmcmc.utils.files import CACHE_VARIABLE, check_output, expand_user
 
 CROP_NAMES: tuple[str, ...] = typing.get_args(CropName)
 RESIZE_NAMES: tuple[str, ...] = typing.get_args(Resize)
@@ -81,7 +81,7 @@ def _resolve_target(target: str, path: Path | None) -> tuple[str, Path | None]:
         raise UserError("TARGET is empty.")
     if path is not None:
         raise UserError(f"--path is for named datasets, and '{target}' is not one: give its path as TARGET.")
-    place = Path(target).expanduser()
+    place = expand_user(target)
     if not place.exists() and "/" not in target and not place.suffix:
         hint = nearest(target.lower(), DATASET_NAMES)
         raise UserError(f"'{target}' is neither a named dataset nor a file.{hint} See 'dualmcmc data list'.")

@@ -28,7 +28,7 @@ from dualmcmc.cli.options import (
 )
 from dualmcmc.cli.tasks import format_similarity
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.files import check_output
+from dualmcmc.utils.files import check_output, expand_user
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.run import Run
@@ -214,7 +214,7 @@ def doctor(
     from dualmcmc.health.findings import format_findings, verdict
     from dualmcmc.health.history import History
 
-    folder = RunFolder(target.expanduser())
+    folder = RunFolder(expand_user(target))
     folder.require_run()
     if not folder.log.is_file():
         raise UserError(f"'{folder.root}' has no log.jsonl: train there first, or choose another run.")

@@ -17,7 +17,7 @@ from dualmcmc.config import Config
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World, env_rank, is_launched
 from dualmcmc.pretrained import output_folder, pretrained_file
 from dualmcmc.utils.errors import UserError, sanitize
-from dualmcmc.utils.files import check_output, make_folder, to_json
+from dualmcmc.utils.files import check_output, expand_user, make_folder, to_json
 from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class RunTask:
         as_json: bool,
     ) -> None:
         self.name, self.overrides, self.seed = name, overrides, seed
-        self._target, self._ema, self._device, self._as_json = target.expanduser(), ema, device, as_json
+        self._target, self._ema, self._device, self._as_json = expand_user(target), ema, device, as_json
         self._start = time.monotonic()
         self._out, self._suffixes, self._writes_file = out, suffixes, bool(suffixes)
         self.out = out or output_folder(self._target) / f"{name}.png"

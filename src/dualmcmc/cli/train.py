@@ -62,8 +62,8 @@ def train(
     if init is not None:
         changes.append(f"train.init={init}")
     for option, text in (("--out", out), ("--init", init)):
-        if text is not None and not text.strip():
-            raise UserError(f"{option} is empty: name a run folder.")
+        if text is not None and text.strip() in ("", "null"):
+            raise UserError(f"{option} '{text}' names no run.")
     folder = Path("runs") / Path(name).stem if out is None else Path(out)
 
     def load_config() -> Config:

@@ -13,6 +13,7 @@ from dualmcmc.data.resolve import open_sources, open_stores
 from dualmcmc.data.store import ConcatStore, ImageStore, SubsetStore
 from dualmcmc.rng import make_generator
 from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 HOLDOUT_SEED = 20231  # fixed: the seed of a run must not change which images are held out
@@ -32,7 +33,7 @@ class DataSplits(NamedTuple):
 
 def load(cfg: Data, progress: ProgressFactory = no_progress) -> DataSplits:
     """The images of a config."""
-    spec, path = ImageSpec.from_config(cfg), None if cfg.path is None else Path(cfg.path).expanduser()
+    spec, path = ImageSpec.from_config(cfg), None if cfg.path is None else expand_user(cfg.path)
     names = cfg.split.split("+")
     if "" in names or len(set(names)) < len(names):
         raise UserError(f"data.split={cfg.split}: a split is empty or repeated. Use train, or train+extra.")
@@ -48,7 +49,7 @@ def load(cfg: Data, progress: ProgressFactory = no_progress) -> DataSplits:
     train = stores[names[0]] if len(names) == 1 else ConcatStore([stores[name] for name in names])
     test = stores["test"] if "test" in stores and "test" not in names else None
     if cfg.test_path is not None:
-        test = open_images(Path(cfg.test_path).expanduser(), spec, cfg.skip_bad, progress, notes)
+        test = open_images(expand_user(cfg.test_path), spec, cfg.skip_bad, progress, notes)
     elif cfg.holdout > 0:
         if test is not None:
             raise UserError(f"data.holdout={cfg.holdout:g}, but {cfg.source} has a test split: use data.holdout=0.")

@@ -153,20 +153,20 @@ def strip_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}
 
 
-def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path, what: str = "its networks") -> None:
     """Load a network's tensors; raises `UserError` if they belong to another architecture or are unusable."""
     for name, own in net.state_dict().items():
         value = tensors.get(name, own)
         if value.dtype != own.dtype and not (value.is_floating_point() and own.is_floating_point()):
             kinds = f"{_dtype_name(value)} instead of {_dtype_name(own)}"
-            raise UserError(f"'{path}' does not match its networks: {sanitize(name)} is {kinds}.")
+            raise UserError(f"'{path}' does not match {what}: {sanitize(name)} is {kinds}.")
         if not value.isfinite().all():
             raise UserError(f"'{path}' is unusable: {sanitize(name)} has values that are not finite.")
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
-        raise UserError(f"'{path}' does not match its networks: {sanitize(detail, 200)}") from None
+        raise UserError(f"'{path}' does not match {what}: {sanitize(detail, 200)}") from None
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -13,7 +13,7 @@ from dualmcmc import config_io
 from dualmcmc.config import Config
 from dualmcmc.pretrained import pretrained_file, pretrained_files
 from dualmcmc.utils.errors import CannotWrite, UserError
-from dualmcmc.utils.files import TEMPORARY, write_text
+from dualmcmc.utils.files import TEMPORARY, expand_user, write_text
 
 
 class RunFolder:
@@ -103,7 +103,7 @@ class RunFolder:
 
 def locate_run(target: str | Path) -> RunFolder | Path:
     """What `target` names: a run folder, or a file: a snapshot, or pretrained weights by name."""
-    path = Path(target).expanduser()
+    path = expand_user(target)
     path = pretrained_file(path) or path
     is_file_name = path.suffix == ".safetensors"
     if not path.exists() and not is_file_name and (names := pretrained_files()):

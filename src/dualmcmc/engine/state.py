@@ -96,12 +96,7 @@ class TrainState:
 
         tensors, source = self.world.on_main(read)  # other ranks may not see the file
         with self.world.fail_together():
-            try:
-                checkpoint.load_into(self.trio, tensors, Path(source["file"]))
-            except UserError as error:
-                raise UserError(
-                    f"train.init: {error} Use the data.size, data.channels, teaching.latent_dim and nets of that run."
-                ) from None
+            checkpoint.load_into(self.trio, tensors, Path(source["file"]), "the networks of the new run")
         self.ema = EMA(self.trio, self.config.ema)
         return source
 

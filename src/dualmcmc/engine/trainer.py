@@ -30,8 +30,8 @@ from dualmcmc.utils.device import (
     set_deterministic,
     set_num_threads,
 )
-from dualmcmc.utils.errors import CannotWrite, Diverged, UserError
-from dualmcmc.utils.files import make_folder
+from dualmcmc.utils.errors import CannotWrite, Diverged, UserError, sanitize
+from dualmcmc.utils.files import expand_user, make_folder
 from dualmcmc.utils.progress import Reporter
 
 FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
@@ -94,7 +94,7 @@ def _train(
 ) -> TrainResult:
     with world.fail_together():  # before anything is written
         device = world.device(resolve_device(requested_device))
-        config = with_absolute_paths(config)
+        config = with_absolute_paths(config, init=not resume)
         if config.train.batch % world.size:
             raise UserError(
                 f"train.batch={config.train.batch} is not divisible by {world.size} processes: use a multiple."
@@ -152,7 +152,7 @@ def _train(
     where = f"{device_name(device)}, {world.summary}" if world.launched else device_name(device)
     reporter.message(f"{len(images.train):,} images on {where}, {placement}; {plan.summary}; parameters: {sizes}")
     if init:
-        reporter.message(f"starting from '{init['file']}', trained on {init['images']:,} images")
+        reporter.message(f"starting from '{sanitize(init['file'], 500)}', trained on {init['images']:,} images")
     for note in (*images.notes, *plan.notes):
         reporter.message(note)
     for path in damaged:
@@ -231,20 +231,16 @@ def _restore(state: TrainState, folder: RunFolder) -> tuple[bool, list[Path]]:
     return state.load(path), damaged
 
 
-def with_absolute_paths(config: Config) -> Config:
-    """The config as it is stored: a run can be resumed from any working directory."""
+def with_absolute_paths(config: Config, init: bool = True) -> Config:
+    """The config as it is stored: a run can be resumed from any working directory. `init` false: keep `train.init`."""
+    cfg, train = config.data, config.train
+    if init and train.init is not None and pretrained_file(Path(train.init)) is None:
+        train = replace(train, init=_absolute(train.init))
+    return replace(config, data=replace(cfg, path=_absolute(cfg.path), test_path=_absolute(cfg.test_path)), train=train)
 
-    def absolute(path: str | None) -> str | None:
-        return path and str(Path(path).expanduser().absolute())
 
-    cfg, init = config.data, config.train.init
-    if init is not None and pretrained_file(Path(init)) is None:
-        init = absolute(init)
-    return replace(
-        config,
-        data=replace(cfg, path=absolute(cfg.path), test_path=absolute(cfg.test_path)),
-        train=replace(config.train, init=init),
-    )
+def _absolute(path: str | None) -> str | None:
+    return path and str(expand_user(path).absolute())
 
 
 def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -> Config:
@@ -263,6 +259,8 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
     if preset is not None and config_io.load_config(preset).preset != old.preset:
         raise UserError(f"the run in '{out}' uses preset '{old.preset}', not '{preset}': name that one, or none.")
     new = config_io.from_tree(config_io.apply_overrides(config_io.to_tree(old), overrides), "the resumed run")
+    if _absolute(new.train.init) == old.train.init:  # the same command again, with a relative path
+        new = replace(new, train=replace(new.train, init=old.train.init))
     before, after = config_io.flatten(old), config_io.flatten(new)
     for key in before:
         fixed = any(key == name or key.startswith(name + ".") for name in FIXED)

@@ -1,11 +1,12 @@
-"""Random transformations of the images that E sees, so that it cannot memorise the training set.
+"""Random transformations of the images that E sees, so that it memorises the training set less.
 
-The transformations are those of adaptive discriminator augmentation without rotations by arbitrary angles (Karras et
-al., *Training generative adversarial networks with limited data*, 2020). E's loss compares transformed data with
-transformed samples, and the x-chain follows the gradient of E at transformed images. Each transformation is left out
-with some probability, so the two can only agree if data and samples do: samples do not look transformed.
+Modelled on adaptive discriminator augmentation (Karras et al., *Training generative adversarial networks with limited
+data*, 2020), with a given probability and fewer transformations: mirroring, quarter turns, shifts, zoom, stretch,
+brightness, contrast, hue and saturation. E's loss compares transformed data with transformed samples, and the x-chain
+follows the gradient of E at transformed images. As long as each transformation is left out often enough, the two agree
+only if data and samples do, so that G does not learn the transformations.
 
-All of them are linear in the image: one matrix for its rows, one for its columns, one for its colours. Gradients are
+An image is multiplied by one matrix for its rows, one for its columns and one for its colours. Gradients are therefore
 matrix products, which are deterministic on GPUs.
 """
 
@@ -48,6 +49,8 @@ class Augmentation(NamedTuple):
 
 def draw_augmentation(x: Tensor, probability: float, rng: RandomSource) -> Augmentation:
     """A transformation for each of the square images x (B, C, H, H); each part of it applies with this probability."""
+    if x.ndim != 4 or x.shape[2] != x.shape[3]:
+        raise ValueError(f"energy_augment needs square images (B, C, H, H), not {tuple(x.shape)}")
     count, channels, side, _ = x.shape
     applied = (rand((count, 10), x, rng) < probability).unbind(1)
     mirror, turn, row_pixels, column_pixels, hue = rand((count, 5), x, rng).unbind(1)

@@ -28,6 +28,7 @@ from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.reconstruct import ImageSimilarity
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import grid, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -138,7 +139,7 @@ def make_mask(mask: str, count: int, size: int, seed: int = 0, first: int = 0) -
     """
     named = re.fullmatch(r"([MR])(\d{1,2})", mask.upper())
     if named is None:
-        return _mask_from_file(Path(mask).expanduser(), size).expand(count, 1, size, size)
+        return _mask_from_file(expand_user(mask), size).expand(count, 1, size, size)
     number = int(named[2])
     if named[1] == "M":
         if not 0 < number < PAPER_SIZE:

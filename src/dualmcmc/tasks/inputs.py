@@ -19,6 +19,7 @@ from dualmcmc.data.store import ImageStore, SubsetStore
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import from_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -76,8 +77,8 @@ def parse_dataset(word: str) -> tuple[str, Path | None, str | None]:
             raise UserError(f"'{word}' has no split after the colon: use {name}:test, or {name}.")
         if equals and not place:
             raise UserError(f"'{word}' has no path: use {name}=PATH, or {name} for the one in the cache folder.")
-        return name, Path(place).expanduser() if place else None, split or None
-    path = Path(word).expanduser()
+        return name, expand_user(place) if place else None, split or None
+    path = expand_user(word)
     if not word or not npz_array(path)[0].exists():
         hint = nearest(name.lower(), CATALOG)
         raise UserError(f"'{word}' is neither a named dataset nor an existing path.{hint} See 'dualmcmc data list'.")

@@ -101,6 +101,14 @@ def digest(path: Path, algorithm: str) -> hashlib._Hash:
         return hashlib.file_digest(file, algorithm)
 
 
+def expand_user(path: str | Path) -> Path:
+    """`path` with ~ replaced by the home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"'{path}': there is no such home folder. Write ./~ if the name begins with ~.") from None
+
+
 def make_folder(path: Path, advice: str = "Choose another --out.") -> Path:
     """Create a folder if necessary and check that it is writable."""
     if path.is_file():
@@ -146,6 +154,6 @@ def cache_folder() -> Path:
     """$DUALMCMC_DATA, or dualmcmc in $XDG_CACHE_HOME (default ~/.cache)."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser()
+        return expand_user(chosen)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "dualmcmc"
