@@ -1,5 +1,16 @@
-"""python -m dualmcmc."""
+"""The entry point of the command: `dualmcmc`, `python -m dualmcmc`."""
 
-from dualmcmc.cli import main
+import sys
 
-main()
+
+def run() -> None:
+    """Import and run the command; Ctrl-C during the import leaves no traceback."""
+    try:
+        from dualmcmc.cli import main
+    except KeyboardInterrupt:
+        sys.exit(130)
+    main()
+
+
+if __name__ == "__main__":
+    run()

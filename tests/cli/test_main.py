@@ -1,5 +1,6 @@
 """The command as a whole: help, completion, usage errors, signals, pipes."""
 
+import importlib.abc
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 import dualmcmc
 from dualmcmc import config_io
+from dualmcmc.__main__ import run as entry_point
 from dualmcmc.cli import app
 from tests.conftest import assert_refused
 
@@ -75,6 +77,36 @@ def test_usage_errors(call):
     assert_refused(call("data", "fetsch"), "fetsch", "dualmcmc data --help")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(closed):
+    done = subprocess.run(["sh", "-c", f'"$0" -m dualmcmc presets {closed}', sys.executable], capture_output=True)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_characters_outside_the_encoding_are_replaced():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "dualmcmc", "train", "--out", "\u00e9/\u6f22", "train.batch=0"]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    command = [sys.executable, "-m", "dualmcmc", "config", "\u6f22"]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.stderr.startswith(b"error: unknown preset '?'")
+
+
+def test_interrupt_during_the_import(monkeypatch):
+    class Interrupt(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "dualmcmc.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "dualmcmc.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    with pytest.raises(SystemExit) as stopped:
+        entry_point()
+    assert stopped.value.code == 130
+
+
 def test_closed_pipe_gives_no_traceback():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
@@ -84,7 +116,7 @@ def test_closed_pipe_gives_no_traceback():
     process.stdout.close()  # the reader exits before anything is written
     printed = process.stderr.read()
     process.stderr.close()
-    process.wait()
+    assert process.wait() == 0
     assert printed == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ def _start(
 
 def main() -> None:
     """Run the command. Bad input is one line on standard error and exit code 2."""
+    _prepare_streams()
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     received: list[int] = []
 
@@ -65,6 +67,17 @@ def main() -> None:
             sys.exit(128 + received[0])
 
 
+def _prepare_streams() -> None:
+    """Output never fails for want of a stream (`dualmcmc presets >&-`) or of a character in its encoding."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _run() -> None:
     try:
         code = app(standalone_mode=False)
@@ -77,7 +90,11 @@ def _run() -> None:
         code = _report_error(str(error), 4)
     except BrokenPipeError:  # the reader of our output has exited: `dualmcmc presets | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = 0
+    except SystemExit:
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":  # with which click replaces a broken pipe
+            raise
+        code = 0
     except OSError as error:
         code = _report_error(f"{error.filename or 'system error'}: {error.strerror or error}.", 2)
     except Exception as error:
