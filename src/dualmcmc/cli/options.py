@@ -157,8 +157,11 @@ class RunTask:
         if self._writes_file:
             self._check_out()  # here, where all processes fail together
         from dualmcmc.tasks.run import load
+        from dualmcmc.utils.device import set_num_threads
 
-        return load(self._target, self._device, self._ema, self.seed, [*defaults, *self.overrides], world)
+        run = load(self._target, self._device, self._ema, self.seed, [*defaults, *self.overrides], world)
+        set_num_threads(run.config.engine.threads)
+        return run
 
     def _check_out(self) -> None:
         folder = output_folder(self._target)
