@@ -241,3 +241,13 @@ def test_empty_config_file_is_refused(tmp_path, content):
     (tmp_path / "mine.yaml").write_text(content)
     with pytest.raises(UserError, match=r"mine\.yaml' is empty"):
         config_io.load_config(str(tmp_path / "mine.yaml"))
+
+
+def test_description_of_a_preset_is_of_its_own_images():
+    own = config_io.load_config("cifar10-simple").description
+    assert config_io.load_config("cifar10-simple", ["train.batch=50", "data.path=/x/c10.pack"]).description == own
+    other = config_io.load_config("cifar10-simple", ["data.source=folder", "data.path=/x/photos.zip"])
+    assert other.description == "cifar10-simple on other images: photos.zip"
+    assert config_io.load_config("cifar10-simple", ["data.source=svhn"]).description.endswith("other images: svhn")
+    chosen = config_io.load_config("cifar10-simple", ["data.source=svhn", "description=mine"])
+    assert chosen.description == "mine"

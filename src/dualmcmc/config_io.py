@@ -198,7 +198,17 @@ def preset_names() -> list[str]:
 def load_config(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
     """The settings of a preset or a YAML file, with KEY=VALUE overrides."""
     tree = {"preset": Path(preset).stem} | _preset_tree(preset)
-    return from_tree(apply_overrides(tree, overrides), f"'{sanitize(preset)}'")
+    where = f"'{sanitize(preset)}'"
+    config = from_tree(apply_overrides(tree, overrides), where)
+    return _describe_other_data(config, from_tree(tree, where))
+
+
+def _describe_other_data(config: Config, preset: Config) -> Config:
+    """A preset's description is of its own images."""
+    if config.description != preset.description or config.data.source == preset.data.source:
+        return config
+    images = Path(config.data.path).name if config.data.source == "folder" and config.data.path else config.data.source
+    return dataclasses.replace(config, description=f"{config.preset} on other images: {images}")
 
 
 def _preset_tree(preset: str) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def test_init(call, tmp_path, finished_run):
     assert answer.code == 0, answer.err
     assert f"starting from '{finished_run / 'snapshot.safetensors'}', trained on 128 images" in answer.err
     assert config_io.parse_yaml((out / "config.yaml").read_text(), "")["train"]["init"] == str(finished_run)
+    assert call("report", out).code == 0
+    assert "started from the weights" in (out / "report.html").read_text()
     answer = call("export", out, "--out", tmp_path / "exported.safetensors")
     assert answer.code == 0, answer.err
     stored = checkpoint.load_info(tmp_path / "exported.safetensors")["config"]["train"]["init"]

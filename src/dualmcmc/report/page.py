@@ -44,6 +44,10 @@ TASK_TITLES = {
     "sample": "Sampling",
     "long-chains": "Long chains",
 }
+TASKS_BY_CHAIN = {  # that use it
+    "x": ("evaluate", "inpaint", "revise", "sample", "long-chains"),
+    "z": ("evaluate", "reconstruct", "inpaint", "revise", "interpolate", "outliers"),
+}
 PROVENANCE = {"seed": "seed", "commit": "commit", "device": "on", "torch": "torch", "seconds": "seconds"}
 MAX_RESULTS = 20  # per task, the newest
 MAX_DEPTH = 8  # of nested results: no task exceeds it, but a file may contain anything
@@ -176,11 +180,12 @@ def _result_row(entry: dict[str, Any]) -> str:
     for name, reason in skipped.items() if isinstance(skipped, dict) else ():
         values += f"<br><small>{_escape(name)} skipped: {_escape(reason)}</small>"
     details = [f"<code>{_escape(entry.get('command'))}</code>", _escape(entry["time"])]
-    if entry.get("samples"):
-        details.append(f"{_escape(entry['samples'])} samples")
-    chain = entry.get("x_chain")
-    if isinstance(chain, dict):
-        details.append(_escape(f"x-chain: {chain.get('steps')} steps of size {chain.get('step_size')}"))
+    details += [f"{_escape(entry[key])} {key}" for key in ("samples", "images") if type(entry.get(key)) is int]
+    for chain, tasks in TASKS_BY_CHAIN.items():
+        settings = entry.get(f"{chain}_chain")
+        if entry["task"] in tasks and isinstance(settings, dict):
+            steps = f"{settings.get('steps')} steps of size {settings.get('step_size')}"
+            details.append(_escape(f"{chain}-chain: {steps}"))
     details += [f"{label} {_escape(entry[key])}" for key, label in PROVENANCE.items() if entry.get(key) is not None]
     described = entry.get("data")
     if isinstance(described, dict):
@@ -239,6 +244,10 @@ def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
     if sessions:
         device, version = (sanitize(str(sessions[-1].get(key))) for key in ("device", "torch"))
         rows += [("device", f"{device}, torch {version}"), ("sessions", str(len(sessions)))]
+        init = sessions[0].get("init")
+        if isinstance(init, dict):
+            file, checksum = (sanitize(str(init.get(key))) for key in ("file", "sha256"))
+            rows.append(("started from the weights", f"{file}, SHA-256 {checksum[:16]}"))
     lines = [entry for entry in log if entry.get("kind") == "train"]
     times = [(_plausible(line.get("seconds")), _plausible(line.get("iteration"))) for line in lines]
     valid = [(seconds, iterations) for seconds, iterations in times if seconds is not None and iterations]
