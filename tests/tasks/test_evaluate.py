@@ -78,7 +78,7 @@ def test_inception_score_without_classifier_is_skipped(run, images):
 
 def test_reconstruction_metrics_need_no_inception(run, images):
     result = evaluate(run, ["mse", "psnr"], images=images)
-    assert set(result.reconstruction["inference+2"]) == {"mse", "mse_0_to_1", "psnr_db"}
+    assert set(result.reconstruction["inference+2"]) == {"mse", "mse_0_to_1", "psnr_db", "psnr_of_mean_mse_db"}
     assert list(result.train_reconstruction) == ["inference", "inference+2", "inference+2 noise-free"]
     held_out, train = result.reconstruction["inference"]["mse"], result.train_reconstruction["inference"]["mse"]
     x = from_uint8(images.train.first(len(images.test)))

@@ -62,7 +62,10 @@ def test_similarity_is_a_mean_over_images():
     outside = ImageSimilarity()
     outside.add(torch.ones(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.7))  # clamped, as in a picture
     assert outside.numbers()["mse"] == 0
-    assert outside.numbers()["psnr_db"] == pytest.approx(20 * math.log10(2 * 255), abs=0.01)  # not infinite
+    for name in ("psnr_db", "psnr_of_mean_mse_db"):
+        assert outside.numbers()[name] == pytest.approx(20 * math.log10(2 * 255), abs=0.01)  # not infinite
+    assert whole.numbers()["psnr_of_mean_mse_db"] == pytest.approx(10 * math.log10(1 / whole.numbers()["mse_0_to_1"]))
+    assert whole.numbers()["psnr_of_mean_mse_db"] < whole.numbers()["psnr_db"]
 
 
 def test_compare_starts(learned):

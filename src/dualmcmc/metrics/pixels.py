@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+MAX_PSNR = 54.15  # dB, that of half a grey level: one exact image would make a mean infinite
 WINDOW, SIGMA = 11, 1.5  # SSIM's Gaussian window
 SMALL_WINDOW = 7  # uniform, for images smaller than WINDOW
 C1, C2 = 0.01**2, 0.03**2  # SSIM's constants, for pixels in [0, 1]
@@ -18,6 +21,11 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
 def psnr(a: Tensor, b: Tensor) -> Tensor:
     """(N,) in decibels, of images clamped to [-1, 1]; infinite for equal images."""
     return 10 * torch.log10(1 / mse(_to_unit_range(a), _to_unit_range(b)))
+
+
+def psnr_of_mse(value: float) -> float:
+    """PSNR in decibels of a mean squared error of pixels in [-1, 1], at most `MAX_PSNR`."""
+    return min(MAX_PSNR, 10 * math.log10(4 / value)) if value > 0 else MAX_PSNR
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:

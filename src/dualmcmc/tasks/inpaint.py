@@ -12,7 +12,6 @@ runs on all of them. The paper's numbers appear to be of this kind, since they h
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor
 from dualmcmc import rng
 from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
 from dualmcmc.data.store import ImageStore
+from dualmcmc.metrics.pixels import psnr_of_mse
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.reconstruct import ImageSimilarity
 from dualmcmc.tasks.run import Run
@@ -111,7 +111,7 @@ def inpaint(
         stages,
         {stage: similarity.numbers() for stage, similarity in generated.items()},
         {
-            stage: similarity.numbers() | {"psnr_hidden_db": _psnr(squared_error[stage] / hidden_values)}
+            stage: similarity.numbers() | {"psnr_hidden_db": psnr_of_mse(squared_error[stage] / hidden_values)}
             for stage, similarity in completed.items()
         },
         len(images),
@@ -123,11 +123,6 @@ def picture(result: Inpainting) -> Tensor:
     """One row per image; columns: image, occluded image, the three stages."""
     columns = (result.original, result.occluded, *result.stages)
     return side_by_side(*(grid(images, 1) for images in columns), gap=8)
-
-
-def _psnr(mse: float) -> float:
-    """PSNR in decibels of a mean squared error of pixels in [-1, 1]."""
-    return 10 * math.log10(4 / mse) if mse > 0 else math.inf
 
 
 def make_mask(mask: str, count: int, size: int, seed: int = 0, first: int = 0) -> Tensor:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from dualmcmc.data.store import ImageStore
 from dualmcmc.engine.distributed import World
-from dualmcmc.metrics.pixels import mse, psnr, ssim
+from dualmcmc.metrics.pixels import MAX_PSNR, mse, psnr, psnr_of_mse, ssim
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.images import grid, save_png, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-MAX_PSNR = 54.15  # dB per image, that of half a grey level: one exact image would make the mean infinite
 NOISE_STEPS = (10, 15, 20, 25, 30)  # lengths of the paper's z-chains from noise
 
 
@@ -38,9 +37,15 @@ class ImageSimilarity:
         self._count, self._totals = sum(counts), torch.stack(totals).sum(0)
 
     def numbers(self) -> dict[str, float]:
-        """Means over the images; MSE of pixels in [-1, 1] and in [0, 1]."""
+        """Means over the images; MSE of pixels in [-1, 1] and in [0, 1]; the PSNR of the mean MSE."""
         mean_mse, mean_psnr, mean_ssim = (self._totals / self._count).tolist()
-        return {"mse": mean_mse, "mse_0_to_1": mean_mse / 4, "psnr_db": mean_psnr, "ssim": mean_ssim}
+        return {
+            "mse": mean_mse,
+            "mse_0_to_1": mean_mse / 4,
+            "psnr_db": mean_psnr,
+            "psnr_of_mean_mse_db": psnr_of_mse(mean_mse),
+            "ssim": mean_ssim,
+        }
 
 
 @dataclass(frozen=True)
