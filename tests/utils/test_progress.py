@@ -64,10 +64,32 @@ def test_line_reporter(capsys, monkeypatch):
     reporter.stats(STATS)  # immediately afterwards: not printed
     reporter.stop()
     printed = capsys.readouterr().err.splitlines()
-    assert printed[0] == "hello"
-    assert len(printed) == 2
+    assert printed[:2] == ["hello", progress.LEGEND]
+    assert len(printed) == 3
     for text in ("110/1,000 images", "it/s", "min left", "gap 0.5"):
-        assert text in printed[1]
+        assert text in printed[2]
+
+
+def test_more_than_the_total(capsys, monkeypatch):
+    """The last batch may be larger than what is left."""
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    reporter = progress.LineReporter()
+    reporter.start(0, 50)
+    reporter.advance(30, 1)
+    now += 20
+    reporter.advance(100, 2)
+    reporter.stats(STATS)
+    assert "50/50 images  0.05 it/s  0.0 min left" in capsys.readouterr().err
+    with progress.show_progress("reading", 50, "images") as advance:
+        now += 20
+        advance(100)
+    assert capsys.readouterr().err.strip() == "reading: 50 of 50 images, 5 images/s, 0.0 min left"
+
+
+@pytest.mark.parametrize(("rate", "text"), [(0, "0"), (0.034, "0.034"), (0.5, "0.5"), (9.87, "9.9"), (1234.5, "1,234")])
+def test_rates(rate, text):
+    assert progress.format_rate(rate) == text
 
 
 def test_bar_reporter(capsys, monkeypatch):

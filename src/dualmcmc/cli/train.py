@@ -13,6 +13,7 @@ from dualmcmc import config_io
 from dualmcmc.cli.options import Device, Json, Overrides, Preset, preset_config, print_json, split_target
 from dualmcmc.cli.options import distributed_session as session
 from dualmcmc.config import Config
+from dualmcmc.pretrained import pretrained_files
 from dualmcmc.utils.errors import UserError
 
 
@@ -106,6 +107,7 @@ def train(
 def presets(as_json: Json = False) -> None:
     """List the presets."""
     configs = {name: config_io.load_config(name) for name in config_io.preset_names()}
+    pretrained = pretrained_files()
     if as_json:
         print_json(
             {
@@ -115,15 +117,17 @@ def presets(as_json: Json = False) -> None:
                     "channels": config.data.channels,
                     "kind": config.nets.kind,
                     "width": config.nets.energy_width,
+                    "pretrained": name in pretrained,
                 }
                 for name, config in configs.items()
             }
         )
         return
-    print(f"{'preset':<22} {'pixels':>7} {'nets':<7} {'width':>5}")
+    print(f"{'preset':<22} {'pixels':>7} {'nets':<6} {'width':>5}  {'weights':<8} description")
     for name, config in configs.items():
-        pixels = f"{config.data.size}x{config.data.size}"
-        print(f"{name:<22} {pixels:>7} {config.nets.kind:<7} {config.nets.energy_width:>5}  {config.description}")
+        pixels, weights = f"{config.data.size}x{config.data.size}", "included" if name in pretrained else "-"
+        nets = f"{config.nets.kind:<6} {config.nets.energy_width:>5}"
+        print(f"{name:<22} {pixels:>7} {nets}  {weights:<8} {config.description}")
 
 
 def config(target: Preset = None, overrides: Overrides = None, as_json: Json = False) -> None:

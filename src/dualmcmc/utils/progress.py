@@ -16,6 +16,7 @@ Advance = Callable[[int], None]
 ProgressFactory = Callable[[str, int | None, Unit], AbstractContextManager[Advance]]  # (task, total, unit)
 LINE_INTERVAL = 10.0  # seconds
 SHOWN_STATS = {"energy_gap": "gap", "energy_slope": "slope", "reconstruction_mse": "mse"}
+LEGEND = "gap: E(samples) - E(data); slope: mean |dE/dx|; mse: reconstruction error per pixel"
 
 
 def no_progress(task: str, total: int | None, unit: Unit) -> AbstractContextManager[Advance]:
@@ -48,7 +49,7 @@ def _bar(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
         """Images per second."""
 
         def render(self, task: Task) -> Text:
-            return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s", style="cyan")
+            return Text(f"{format_rate(task.finished_speed or task.speed or 0)}/s", style="cyan")
 
     counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(),)
     if unit == "bytes":
@@ -72,11 +73,12 @@ def _lines(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
         now = time.monotonic()
         if now - last >= LINE_INTERVAL:
             last, rate = now, done / (now - start)
-            left = f", {(total - done) / rate / 60:.1f} min left" if total and rate else ""
-            amount = _format_amount(done, unit)
+            left = f", {max(0, total - done) / rate / 60:.1f} min left" if total and rate else ""
+            amount = _format_amount(min(done, total or done), unit)
             if total:
                 amount = f"{amount.removesuffix(f' {unit}')} of {_format_amount(total, unit)}"
-            speed = "" if unit == "parts" else f", {_format_amount(rate, unit)}/s"
+            speed = _format_amount(rate, unit) if unit == "bytes" else f"{format_rate(rate)} {unit}"
+            speed = "" if unit == "parts" else f", {speed}/s"
             print(f"{task}: {amount}{speed}{left}", file=sys.stderr, flush=True)
 
     yield advance
@@ -84,6 +86,11 @@ def _lines(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
 
 def _format_amount(count: float, unit: Unit) -> str:
     return f"{count / 1e6:,.1f} MB" if unit == "bytes" else f"{count:,.0f} {unit}"
+
+
+def format_rate(rate: float) -> str:
+    """A number per second: whole if it is large, two digits if it is small."""
+    return f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.2g}"
 
 
 class Reporter:
@@ -133,13 +140,15 @@ class BarReporter(Reporter):
         self._total = total
         self._since = time.monotonic()
         self._first: int | None = None
+        self.message(LEGEND)
         self._progress.start()
 
     def advance(self, images: int, iteration: int) -> None:
         if self._first is None:
             self._since, self._first = time.monotonic(), iteration
         elapsed = time.monotonic() - self._since
-        rate = f"{(iteration - self._first) / elapsed:.1f} it/s" if elapsed > 0 else ""
+        rate = f"{format_rate((iteration - self._first) / elapsed)} it/s" if elapsed > 0 else ""
+        images = min(images, self._total)  # the last batch may exceed it
         count = f"{_format_count(images)}/{_format_count(self._total)} {rate}"
         self._progress.update(self._task, completed=images, count=count)
 
@@ -186,10 +195,11 @@ class LineReporter(Reporter):
     def start(self, images: int, total: int) -> None:
         self._total, self._start, self._last = total, time.monotonic(), time.monotonic()
         self._first: tuple[int, int] | None = None
+        self.message(LEGEND)
 
     def advance(self, images: int, iteration: int) -> None:
         self._first = self._first or (images, iteration)
-        self._current = (images, iteration)
+        self._current = (min(images, self._total), iteration)
 
     def stats(self, values: dict[str, float]) -> None:
         now = time.monotonic()
@@ -198,9 +208,9 @@ class LineReporter(Reporter):
         self._last, elapsed = now, now - self._start
         per_image = elapsed / max(1, self._current[0] - self._first[0])
         left = (self._total - self._current[0]) * per_image
-        rate = (self._current[1] - self._first[1]) / elapsed
+        rate = format_rate((self._current[1] - self._first[1]) / elapsed)
         print(
-            f"{self._current[0]:,}/{self._total:,} images  {rate:.1f} it/s  {left / 60:.1f} min left  "
+            f"{self._current[0]:,}/{self._total:,} images  {rate} it/s  {left / 60:.1f} min left  "
             f"{format_stats(values)}",
             file=sys.stderr,
             flush=True,
