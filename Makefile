@@ -17,6 +17,7 @@ endif
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dualmcmc needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { echo "no venv module: on Debian or Ubuntu, apt-get install python3-venv" >&2; exit 2; }
+	@echo "installing $$(grep -cv '^#' constraints.txt) packages into .venv (1.5 GB on disk); this takes one to three minutes"
 	grep -v '^#' constraints.txt | xargs -n 25 -P 4 $(PIP) --no-deps
 	PIP_CONSTRAINT=constraints.txt $(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
