@@ -129,6 +129,10 @@ def test_outliers(call, run_folder, tmp_path):
     }
     assert answer["images"] == {"in_distribution": 359, "digits": 1797, "own": 5}
     assert answer["against"]["own"]["checksum"]
+    table = call("outliers", run_folder, *words).out.splitlines()
+    for score, numbers in answer["numbers"]["own"].items():
+        (line,) = [line for line in table if line.startswith("own ") and f" {score} " in line]
+        assert line.endswith("worse than chance") == (numbers["auroc"] < 0.5)
     shutil.copytree(tmp_path / "own", tmp_path / "more" / "own")
     shutil.copytree(tmp_path / "own", tmp_path / "in_distribution")
     places = f"{tmp_path / 'own'},{tmp_path / 'more' / 'own'},{tmp_path / 'in_distribution'}"

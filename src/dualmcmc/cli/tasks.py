@@ -298,7 +298,7 @@ def outliers(
         f"{'against':<24} {'images':>7} {'score':<15} AUROC   AUPR  FPR@95",
         *(
             f"{name:<24} {len(stores[name]):>7} {score:<15} {r['auroc']:.3f}  {r['aupr_outliers']:.3f}   "
-            f"{r['fpr_at_95_tpr']:.3f}"
+            f"{r['fpr_at_95_tpr']:.3f}{'  worse than chance' * (r['auroc'] < 0.5)}"
             for name, by_score in result.numbers.items()
             for score, r in by_score.items()
         ),
