@@ -243,7 +243,7 @@ def test_empty_config_file_is_refused(tmp_path, content):
         config_io.load_config(str(tmp_path / "mine.yaml"))
 
 
-def test_description_of_a_preset_is_of_its_own_images():
+def test_description_of_a_preset_is_of_its_own_images(tmp_path):
     own = config_io.load_config("cifar10-simple").description
     assert config_io.load_config("cifar10-simple", ["train.batch=50", "data.path=/x/c10.pack"]).description == own
     other = config_io.load_config("cifar10-simple", ["data.source=folder", "data.path=/x/photos.zip"])
@@ -251,3 +251,7 @@ def test_description_of_a_preset_is_of_its_own_images():
     assert config_io.load_config("cifar10-simple", ["data.source=svhn"]).description.endswith("other images: svhn")
     chosen = config_io.load_config("cifar10-simple", ["data.source=svhn", "description=mine"])
     assert chosen.description == "mine"
+    for description, expected in (("", other.description), ("description: mine", "mine")):
+        file = tmp_path / "file.yaml"
+        file.write_text(f"extends: cifar10-simple\n{description}\ndata: {{source: folder, path: /x/photos.zip}}\n")
+        assert config_io.load_config(str(file)).description == expected

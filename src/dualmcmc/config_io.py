@@ -198,17 +198,19 @@ def preset_names() -> list[str]:
 def load_config(preset: str = "digits", overrides: Sequence[str] = ()) -> Config:
     """The settings of a preset or a YAML file, with KEY=VALUE overrides."""
     tree = {"preset": Path(preset).stem} | _preset_tree(preset)
-    where = f"'{sanitize(preset)}'"
-    config = from_tree(apply_overrides(tree, overrides), where)
-    return _describe_other_data(config, from_tree(tree, where))
+    changed = _with_own_description(apply_overrides(tree, overrides), tree, Path(preset).stem)
+    return from_tree(changed, f"'{sanitize(preset)}'")
 
 
-def _describe_other_data(config: Config, preset: Config) -> Config:
-    """A preset's description is of its own images."""
-    if config.description != preset.description or config.data.source == preset.data.source:
-        return config
-    images = Path(config.data.path).name if config.data.source == "folder" and config.data.path else config.data.source
-    return dataclasses.replace(config, description=f"{config.preset} on other images: {images}")
+def _with_own_description(tree: dict[str, Any], base: dict[str, Any], name: str) -> dict[str, Any]:
+    """`tree` without the description of the settings `base`, called `name`, if its images are others."""
+    data, base_data = tree.get("data"), base.get("data")
+    if not isinstance(data, dict) or not isinstance(base_data, dict) or data.get("source") == base_data.get("source"):
+        return tree
+    if tree.get("description") != base.get("description"):
+        return tree
+    place = data.get("path") if data.get("source") == "folder" else None
+    return tree | {"description": f"{name} on other images: {Path(str(place)).name if place else data.get('source')}"}
 
 
 def _preset_tree(preset: str) -> dict[str, Any]:
@@ -226,7 +228,8 @@ def _preset_tree(preset: str) -> dict[str, Any]:
     if base not in preset_names() or base == preset:
         hint = nearest(sanitize(base), preset_names()) if isinstance(base, str) else ""
         raise UserError(f"'{sanitize(preset)}' extends {format_value(base)}, which is not a preset.{hint}")
-    return _merge(_preset_tree(base), tree)
+    parent = _preset_tree(base)
+    return _with_own_description(_merge(parent, tree), parent, base)
 
 
 def _read(path: str) -> str:

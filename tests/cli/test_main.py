@@ -13,7 +13,8 @@ import dualmcmc
 from dualmcmc import config_io
 from dualmcmc.__main__ import run as entry_point
 from dualmcmc.cli import app
-from tests.conftest import assert_refused
+from dualmcmc.engine.run_folder import RunFolder
+from tests.conftest import TINY, assert_refused
 
 COMMANDS = [command.name for command in app.registered_commands]
 DATA_COMMANDS = [("data", name) for name in ("list", "fetch", "check", "pack")]
@@ -77,7 +78,7 @@ def test_usage_errors(call):
     assert_refused(call("data", "fetsch"), "fetsch", "dualmcmc data --help")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- 2>&-"])
 def test_closed_streams(closed):
     done = subprocess.run(["sh", "-c", f'"$0" -m dualmcmc presets {closed}', sys.executable], capture_output=True)
     assert done.returncode == 0
@@ -91,7 +92,7 @@ def test_characters_outside_the_encoding_are_replaced():
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
     command = [sys.executable, "-m", "dualmcmc", "config", "\u6f22"]
     done = subprocess.run(command, capture_output=True, env=environment)
-    assert done.stderr.startswith(b"error: unknown preset '?'")
+    assert done.stderr.startswith(b"error: unknown preset '\\u6f22'")
 
 
 def test_interrupt_during_the_import(monkeypatch):
@@ -107,10 +108,11 @@ def test_interrupt_during_the_import(monkeypatch):
     assert stopped.value.code == 130
 
 
-def test_closed_pipe_gives_no_traceback():
+@pytest.mark.parametrize("command", ["config", "presets"])  # fails while printing, or in the end
+def test_closed_pipe_gives_no_traceback(command):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "dualmcmc", "config"],
+        [sys.executable, "-m", "dualmcmc", command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
     process.stdout.close()  # the reader exits before anything is written
@@ -137,3 +139,23 @@ def test_signal_removes_half_written_files(call, run_folder, tmp_path, monkeypat
     assert (answer.code, answer.err) == (128 + number, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("lost", ["stdout", "stderr"])
+def test_lost_reader_does_not_stop_training(tmp_path, lost):
+    """As in `dualmcmc train 2>&1 | tee log`, when the signal that stops the run ends tee too."""
+    out = tmp_path / "run"
+    settings = [*TINY, "train.images=100000", "train.save_every=100000", "train.log_every=1"]
+    code = "from dualmcmc.utils import progress; progress.LINE_INTERVAL = 0; from dualmcmc.__main__ import run; run()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "digits", *settings, "--device", "cpu", "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while "it/s" not in process.stderr.readline():
+        pass
+    getattr(process, lost).close()
+    process.send_signal(signal.SIGINT)
+    if lost == "stdout":
+        process.stderr.read()
+    assert process.wait(60) == 130
+    assert int(RunFolder(out).latest_state().stem) > 0

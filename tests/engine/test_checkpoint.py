@@ -137,13 +137,14 @@ def test_file_replaced_while_it_is_read(tmp_path, monkeypatch):
     path = tmp_path / "file.safetensors"
     checkpoint.save(path, {"a": torch.ones(1)}, {"images": 1})
     expected = hashlib.sha256(path.read_bytes()).hexdigest()
-    check_header = checkpoint._check_header
+    open_regular = checkpoint.open_regular
 
-    def replace_then_check(file, where):
+    def open_then_replace(where):
+        file = open_regular(where)
         checkpoint.save(path, {"a": torch.zeros(1)}, {"images": 2})
-        return check_header(file, where)
+        return file
 
-    monkeypatch.setattr(checkpoint, "_check_header", replace_then_check)
+    monkeypatch.setattr(checkpoint, "open_regular", open_then_replace)
     tensors, info, sha256 = checkpoint.load(path)
     assert (tensors["a"].item(), info["images"], sha256) == (1, 1, expected)
     assert hashlib.sha256(path.read_bytes()).hexdigest() != expected
@@ -156,6 +157,8 @@ def test_file_replaced_while_it_is_read(tmp_path, monkeypatch):
         (torch.ones(2, 3, dtype=torch.complex64), "weight is complex64 instead of float32"),
         (torch.full((2, 3), torch.nan), "weight has values that are not finite"),
         (torch.full((2, 3), torch.inf, dtype=torch.float16), "weight has values that are not finite"),
+        (torch.full((2, 3), 1e300, dtype=torch.float64), "weight has values that are not finite"),
+        (torch.full((2, 3), torch.nan).to(torch.float8_e4m3fn), "weight has values that are not finite"),
         (torch.ones(3, 2), "size mismatch"),
     ],
 )

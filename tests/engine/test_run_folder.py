@@ -87,3 +87,13 @@ def test_child_does_not_keep_the_lock(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_lock_honours_the_umask(tmp_path):
+    before = os.umask(0o002)
+    try:
+        with RunLock(tmp_path / ".lock"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o664

@@ -116,6 +116,13 @@ def test_second_sigint_stops_at_once():
         time.sleep(60)
 
 
+def test_sigint_after_another_signal_does_not_discard_the_work():
+    with StopSignals() as signals:
+        send(signal.SIGHUP)
+        send(signal.SIGINT)
+        assert signals.received is signal.SIGHUP
+
+
 def test_second_sigint_under_a_launcher_is_ignored():
     with StopSignals(second_sigint_kills=False) as signals:
         send(signal.SIGINT)

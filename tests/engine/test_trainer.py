@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import dualmcmc
 from dualmcmc import config_io, data, rng
 from dualmcmc.data import pack
-from dualmcmc.engine import guard
+from dualmcmc.engine import checkpoint, guard
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
@@ -403,7 +403,7 @@ def test_folder_of_another_run_is_refused(tmp_path, trace):
     """Its states may have been deleted to save space."""
     path = tmp_path / "run" / trace
     path.mkdir(parents=True) if trace == "results" else (path.parent.mkdir(), path.write_text("precious"))
-    with pytest.raises(UserError, match=f"contains {trace} of another run: choose another --out"):
+    with pytest.raises(UserError, match=f"contains {trace}, which a new run would write over: choose another --out"):
         train(tiny(), tmp_path / "run", CPU)
     assert os.listdir(tmp_path / "run") == [trace]
     assert path.is_dir() or path.read_text() == "precious"
@@ -441,6 +441,53 @@ def test_links_are_not_followed(run_folder, tmp_path, name, resumed):
     kept = precious / f"{0:012d}.safetensors" if is_folder else precious
     assert kept.read_text() == "keep me"
     assert not is_folder or os.listdir(precious) == [kept.name]
+
+
+def test_hard_link_as_lock_is_not_written(run_folder, tmp_path):
+    (tmp_path / "precious").write_text("keep me")
+    RunFolder(run_folder).lock.unlink()
+    os.link(tmp_path / "precious", RunFolder(run_folder).lock)
+    with pytest.raises(UserError, match=r"\.lock': it is a hard link"):
+        resume(run_folder)
+    assert (tmp_path / "precious").read_text() == "keep me"
+
+
+def test_files_of_others_are_not_removed(tmp_path):
+    (tmp_path / "run" / "samples").mkdir(parents=True)
+    theirs = [tmp_path / "run" / ".notes.tmp", tmp_path / "run" / "samples" / ".mine.tmp"]
+    for path in theirs:
+        path.touch()
+    train(tiny("train.images=64"), tmp_path / "run", CPU, max_images=32)
+    resume(tmp_path / "run")
+    assert all(path.exists() for path in theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("iteration", "x"),
+        ("images", -16),
+        ("images", 10**400),
+        ("seconds", "x"),
+        ("seconds", float("nan")),
+        ("rollbacks", 0.5),
+    ],
+)
+def test_state_with_an_impossible_count_is_refused(run_folder, name, value):
+    path = RunFolder(run_folder).latest_state()
+    tensors, info, _ = checkpoint.load(path)
+    checkpoint.save(path, tensors, info | {name: value})
+    with pytest.raises(UserError, match="damaged"):
+        resume(run_folder)
+
+
+@pytest.mark.parametrize("part", ["exp_avg_sq", "step"])
+def test_state_with_moments_of_another_shape_is_refused(run_folder, part):
+    path = RunFolder(run_folder).latest_state()
+    tensors, info, _ = checkpoint.load(path)
+    checkpoint.save(path, tensors | {f"optim.energy.0.{part}": torch.zeros(5)}, info)
+    with pytest.raises(UserError, match=r"damaged .*has another shape"):
+        resume(run_folder)
 
 
 def test_link_to_a_run_folder_is_followed(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 import dualmcmc
 from dualmcmc.tasks import record
+from dualmcmc.utils.errors import UserError
 
 
 @pytest.fixture
@@ -106,3 +107,11 @@ def test_commit_is_that_of_the_package(tmp_path, monkeypatch):
     assert record.commit() == head
     (package / "record.py").write_text("2")
     assert record.commit() == head + "+"
+
+
+def test_results_are_not_written_through_a_link(run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="results': it is a link"):
+        record.save(record.entry(run, "sample", 0, {}), tmp_path / "results")
+    assert not list((tmp_path / "elsewhere").iterdir())

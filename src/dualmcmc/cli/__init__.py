@@ -15,6 +15,7 @@ from dualmcmc.cli import data, evaluate, tasks, train
 from dualmcmc.cli.options import require_single_process
 from dualmcmc.engine.distributed import env_rank, is_launched
 from dualmcmc.utils.errors import Diverged, ProcessLost, UserError, nearest, sanitize
+from dualmcmc.utils.progress import discard_output
 
 DISTRIBUTED_COMMANDS = ("train", "sample", "evaluate")
 
@@ -69,13 +70,15 @@ def main() -> None:
 
 def _prepare_streams() -> None:
     """Output never fails for want of a stream (`dualmcmc presets >&-`) or of a character in its encoding."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # otherwise a file of ours could become a stream
+        pass
+    os.close(descriptor)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # standard error has its own way
 
 
 def _run() -> None:
@@ -89,7 +92,7 @@ def _run() -> None:
     except ProcessLost as error:
         code = _report_error(str(error), 4)
     except BrokenPipeError:  # the reader of our output has exited: `dualmcmc presets | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         code = 0
     except SystemExit:
         if type(sys.stdout).__name__ != "PacifyFlushWrapper":  # with which click replaces a broken pipe

@@ -260,12 +260,10 @@ def report(
     """
     from dualmcmc.engine.run_folder import RunFolder
     from dualmcmc.report.page import LABELS, write_report
-    from dualmcmc.utils.device import set_num_threads
 
     folder = RunFolder(expand_user(target))
     folder.require_run()
     check_output(folder.report if out is None else out, ".html")
-    set_num_threads(config_io.load_stored_config(folder.config).engine.threads)
     path, numbers = write_report(folder, device, out, ema, seed)
     if as_json:
         print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})

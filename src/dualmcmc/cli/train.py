@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,11 @@ from dualmcmc.cli.options import distributed_session as session
 from dualmcmc.config import Config
 from dualmcmc.pretrained import pretrained_files
 from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import expand_user
+from dualmcmc.utils.progress import discard_output
+
+if TYPE_CHECKING:
+    from dualmcmc.engine.trainer import TrainResult
 
 
 def train(
@@ -65,7 +70,7 @@ def train(
     for option, text in (("--out", out), ("--init", init)):
         if text is not None and text.strip() in ("", "null"):
             raise UserError(f"{option} '{text}' names no run.")
-    folder = Path("runs") / Path(name).stem if out is None else Path(out)
+    folder = Path("runs") / Path(name).stem if out is None else expand_user(out)
 
     def load_config() -> Config:
         for option, value in (("--max-images", max_images), ("--max-minutes", max_minutes)):
@@ -81,14 +86,25 @@ def train(
         config = world.on_main(load_config)
 
         from dualmcmc.engine import trainer
-        from dualmcmc.utils.device import format_bytes
         from dualmcmc.utils.progress import make_reporter
 
         result = trainer.train(config, folder, device, resume, max_images, max_minutes, make_reporter(), world)
-    finished = result.stop_reason == "finished"
-    if world.is_main and as_json:
+    try:
+        if world.is_main:
+            _print_result(result, folder, as_json)
+    except BrokenPipeError:  # the reader has exited; what matters is the exit code
+        discard_output(sys.stdout)
+    if result.stop_reason.startswith("SIG"):
+        raise typer.Exit(128 + signal.Signals[result.stop_reason])
+
+
+def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
+    from dualmcmc.utils.device import format_bytes
+
+    if as_json:
         print_json({**vars(result), "folder": str(result.folder)})
-    elif world.is_main:
+    else:
+        finished = result.stop_reason == "finished"
         print(
             f"{'finished' if finished else f'stopped ({result.stop_reason})'}: {result.images:,} images, "
             f"{result.iterations:,} iterations, {result.seconds / 60:.1f} minutes ({result.engine}), "
@@ -100,8 +116,7 @@ def train(
         if not finished:
             print(f"continue    dualmcmc train --resume --out {folder}")
         print(f"report      dualmcmc report {folder}")
-    if result.stop_reason.startswith("SIG"):
-        raise typer.Exit(128 + signal.Signals[result.stop_reason])
+    sys.stdout.flush()
 
 
 def presets(as_json: Json = False) -> None:

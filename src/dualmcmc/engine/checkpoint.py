@@ -160,7 +160,7 @@ def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path, what: str 
         if value.dtype != own.dtype and not (value.is_floating_point() and own.is_floating_point()):
             kinds = f"{_dtype_name(value)} instead of {_dtype_name(own)}"
             raise UserError(f"'{path}' does not match {what}: {sanitize(name)} is {kinds}.")
-        if not value.isfinite().all():
+        if not value.to(own.dtype).isfinite().all():
             raise UserError(f"'{path}' is unusable: {sanitize(name)} has values that are not finite.")
     try:
         net.load_state_dict(tensors)
@@ -191,6 +191,10 @@ def load_optimizer(optimizer: torch.optim.Adam, tensors: dict[str, Tensor]) -> N
     for name, value in tensors.items():
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value.clone()  # load_state_dict would share it
-    for entry in state.values():  # see `optimizer_tensors`
-        entry.setdefault("exp_avg", torch.zeros_like(entry["exp_avg_sq"]))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, entry in state.items():
+        entry.setdefault("exp_avg", torch.zeros_like(entry["exp_avg_sq"]))  # see `optimizer_tensors`
+        for part, value in entry.items():
+            if value.shape != (() if part == "step" else parameters[number].shape):
+                raise ValueError(f"the optimizer's {sanitize(part)} has another shape")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

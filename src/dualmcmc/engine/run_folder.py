@@ -13,7 +13,7 @@ from dualmcmc import config_io
 from dualmcmc.config import Config
 from dualmcmc.pretrained import pretrained_file, pretrained_files
 from dualmcmc.utils.errors import CannotWrite, UserError
-from dualmcmc.utils.files import TEMPORARY, expand_user, write_text
+from dualmcmc.utils.files import TEMPORARY, expand_user, is_temporary, write_text
 
 
 class RunFolder:
@@ -41,7 +41,7 @@ class RunFolder:
             for path in folder.iterdir() if folder.is_dir() else ():
                 if path.is_symlink() or not (path.is_file() or path.is_dir()):
                     kind = "a link" if path.is_symlink() else "not a regular file"
-                    raise UserError(f"'{path}' is {kind}: a run writes nothing through it. Remove it, or move the run.")
+                    raise UserError(f"'{path}' is {kind}, and a run folder must not contain one: remove it.")
 
     def traces_of_a_run(self) -> list[Path]:
         """Files that only a run writes, and that a new run would replace."""
@@ -86,10 +86,11 @@ class RunFolder:
         return states[-1]
 
     def remove_temporary_files(self) -> None:
-        """Delete what a process killed while writing left behind."""
+        """Delete what a process of this run left behind when it was killed while writing."""
         for part in (self.root, self.states, self.snapshots, self.samples):
             for path in part.glob(f".*{TEMPORARY}"):
-                path.unlink(missing_ok=True)
+                if is_temporary(path):
+                    path.unlink(missing_ok=True)
 
     def quarantine(self, state: Path) -> None:
         """Rename a damaged state, so that it is no longer used but can be inspected."""
@@ -147,9 +148,12 @@ class RunLock:
         if self.path in _held:
             raise self._locked_by("this process")
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise CannotWrite(f"cannot write '{self.path}': {error.strerror or error}.") from None
+        if os.fstat(file).st_nlink > 1:  # its content would be overwritten elsewhere too
+            os.close(file)
+            raise CannotWrite(f"cannot write '{self.path}': it is a hard link. Remove it.")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -65,7 +65,7 @@ class StopSignals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     def _handle(self, number: int, _: types.FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT and self._second_sigint_kills:
+        if self.received == number == signal.SIGINT and self._second_sigint_kills:
             raise KeyboardInterrupt
         if self.received is None or number == signal.SIGTERM:  # SIGTERM has a deadline, so it takes precedence
             self._received_at = self._received_at if self.received is signal.SIGTERM else time.monotonic()

@@ -25,6 +25,7 @@ from dualmcmc.utils.errors import Damaged, UserError
 from dualmcmc.utils.images import from_uint8
 
 SIGNAL_IMAGES = 64  # spread over the training set
+MAX_COUNT = 10**15  # of iterations, images or seconds
 
 
 class EMA:
@@ -185,10 +186,12 @@ class TrainState:
         try:
             for name, optimizer in self.optimizers._asdict().items():
                 checkpoint.load_optimizer(optimizer, checkpoint.strip_prefix(f"optim.{name}", tensors))
-            self.iteration, self.images, self.seconds = info["iteration"], info["images"], info["seconds"]
-            self.rollbacks = info["rollbacks"]
+            self.iteration, self.images, self.rollbacks = (
+                _count(info[name], name, int) for name in ("iteration", "images", "rollbacks")
+            )
+            self.seconds = _count(info["seconds"], "seconds", int, float)
             same_noise = rng.restore(self.rng, checkpoint.strip_prefix("rng", tensors), info["rng"])
-        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        except (LookupError, ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"'{path}' is damaged ({error}). Delete it to resume from the previous state.") from None
         if not same_noise:  # a new stream, not a repetition of the first
             self.rng.manual_seed(rng.derive_seed(self.config.seed, rng.Stream.METHOD, self.images))
@@ -196,6 +199,13 @@ class TrainState:
 
     def _info(self) -> dict[str, Any]:
         return {"config": config_io.to_tree(self.config), "iteration": self.iteration, "images": self.images}
+
+
+def _count(value: Any, name: str, *kinds: type) -> Any:
+    """A stored count, if it can be one."""
+    if type(value) not in kinds or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{name} is not a count")
+    return value
 
 
 def _adam(net: torch.nn.Module, cfg: Adam) -> torch.optim.Adam:
@@ -252,12 +262,11 @@ def load_state_without_ema(path: Path) -> checkpoint.Checkpoint:
     return state._replace(tensors=checkpoint.strip_prefix("nets", state.tensors))
 
 
-def check_size(config: Config, path: Path) -> None:
-    """Refuse a small file whose config describes huge networks, before they are allocated."""
+def check_size(config: Config, actual: int, path: Path) -> None:
+    """Refuse a file of `actual` bytes whose config describes larger networks, before they are allocated."""
     bare = replace(config, nets=replace(config.nets, spectral_norm=False))  # small, but computed at construction
     with torch.device("meta"):  # shapes without memory
         needed = sum(2 * value.numel() for value in build(bare).state_dict().values())  # 2 bytes: float16
-    actual = path.stat().st_size
     if needed > actual:
         raise UserError(
             f"'{path}' does not match its networks: they need at least {needed:,} bytes, it has {actual:,}."
@@ -266,7 +275,7 @@ def check_size(config: Config, path: Path) -> None:
 
 def build_from_tensors(config: Config, tensors: dict[str, torch.Tensor], path: Path) -> Trio:
     """The networks of a config, with weights from a file."""
-    check_size(config, path)
+    check_size(config, sum(tensor.nbytes for tensor in tensors.values()), path)
     trio = build(config)
     checkpoint.load_into(trio, tensors, path)
     return trio

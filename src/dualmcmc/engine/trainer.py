@@ -193,7 +193,7 @@ def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
     elif traces := folder.traces_of_a_run():
         advice = f" To start from its weights, add --init {folder.root}." if folder.snapshot.exists() else ""
         raise UserError(
-            f"'{folder.root}' contains {traces[0].name} of another run: choose another --out, or delete what is there."
+            f"'{folder.root}' contains {traces[0].name}, which a new run would write over: choose another --out."
             f"{advice}"
         )
 
@@ -216,7 +216,8 @@ def _open_log(
     if not resume:
         cleanup.enter_context(RunLock(folder.lock))
         _check_folder(folder, resume, cleanup)  # again: another process may have started a run meanwhile
-    folder.remove_temporary_files()
+    if resume:
+        folder.remove_temporary_files()
     for path in damaged:
         folder.quarantine(path)
     folder.write_config(config)
@@ -255,7 +256,7 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
     with RunLock(folder.lock):  # a run in training replaces its states
         state = latest_valid_state(folder)[0]
         old = read_config(state)  # what it was trained with, even if config.yaml was edited
-        check_size(old, state)
+        check_size(old, state.stat().st_size, state)
     if preset is not None and config_io.load_config(preset).preset != old.preset:
         raise UserError(f"the run in '{out}' uses preset '{old.preset}', not '{preset}': name that one, or none.")
     new = config_io.from_tree(config_io.apply_overrides(config_io.to_tree(old), overrides), "the resumed run")

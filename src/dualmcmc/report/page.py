@@ -23,6 +23,7 @@ from dualmcmc.tasks import record
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
 from dualmcmc.tasks.reconstruct import reconstruct
 from dualmcmc.tasks.run import Run, load, require_finite
+from dualmcmc.utils.device import set_num_threads
 from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.files import write_text
 from dualmcmc.utils.images import before_and_after, encode_png, to_uint8
@@ -75,6 +76,7 @@ def write_report(
     If the run's data are no longer available, the page omits what needs them.
     """
     run, log = load(folder.root, device, ema, seed), read_log(folder.log)
+    set_num_threads(run.config.engine.threads)
     images: data.DataSplits | None = None
     numbers: dict[str, Any] = {}
     try:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import stat
 import time
@@ -44,6 +45,11 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file has a name that `atomic` gives (or gave, in earlier versions)."""
+    return re.search(rf"\.\d+(-[0-9a-f]{{16}})?{re.escape(TEMPORARY)}$", path.name) is not None
+
+
 def remove_stale_temporaries(path: Path, exclusive: bool = False) -> None:
     """Remove temporary files of killed processes beside `path`; `exclusive`: no other process can be writing there."""
     for leftover in path.parent.glob(f".*{path.suffix}.*{TEMPORARY}"):
@@ -57,15 +63,13 @@ def remove_stale_temporaries(path: Path, exclusive: bool = False) -> None:
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file for reading; a pipe would block, a device may never end."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: that alone can have effects on a device
+            raise UserError(f"'{path}' cannot be read: it is not a regular file.")
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except FileNotFoundError:
         raise UserError(f"file '{path}' does not exist.") from None
     except OSError as error:
         raise UserError(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise UserError(f"'{path}' cannot be read: it is not a regular file.")
-    return os.fdopen(handle, "rb")
 
 
 def read_text(path: Path, max_bytes: int) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -79,9 +80,23 @@ def _lines(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
                 amount = f"{amount.removesuffix(f' {unit}')} of {_format_amount(total, unit)}"
             speed = _format_amount(rate, unit) if unit == "bytes" else f"{format_rate(rate)} {unit}"
             speed = "" if unit == "parts" else f", {speed}/s"
-            print(f"{task}: {amount}{speed}{left}", file=sys.stderr, flush=True)
+            _print(f"{task}: {amount}{speed}{left}")
 
     yield advance
+
+
+def _print(text: str) -> None:
+    """Print on standard error; whoever read it may have exited, which must not stop the work."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard_output(sys.stderr)
+
+
+def discard_output(stream: TextIO) -> None:
+    """Send what is still written to `stream` nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _format_amount(count: float, unit: Unit) -> str:
@@ -190,7 +205,7 @@ class LineReporter(Reporter):
     progress = staticmethod(show_progress)
 
     def message(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _print(text)
 
     def start(self, images: int, total: int) -> None:
         self._total, self._start, self._last = total, time.monotonic(), time.monotonic()
@@ -209,9 +224,7 @@ class LineReporter(Reporter):
         per_image = elapsed / max(1, self._current[0] - self._first[0])
         left = (self._total - self._current[0]) * per_image
         rate = format_rate((self._current[1] - self._first[1]) / elapsed)
-        print(
+        _print(
             f"{self._current[0]:,}/{self._total:,} images  {rate} it/s  {left / 60:.1f} min left  "
-            f"{format_stats(values)}",
-            file=sys.stderr,
-            flush=True,
+            f"{format_stats(values)}"
         )
