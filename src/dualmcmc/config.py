@@ -25,12 +25,12 @@ def group(cls: Any, doc: str, **changes: Any) -> Any:
     return field(default_factory=lambda: cls(**changes), metadata={"doc": doc})
 
 
+MAX_STEPS = MAX_BATCH = 1_000_000
+RAMP_STEPS = 10  # of energy_augment_ramp
+
 DatasetName = Literal[
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church", "folder"
 ]
-MAX_STEPS = 1_000_000
-MAX_BATCH = 1_000_000
-RAMP_STEPS = 10  # of energy_augment_ramp
 Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 
@@ -170,7 +170,7 @@ class Teaching:
     )
 
     def at(self, images: int) -> Teaching:
-        """The settings in force after `images` images: those of the ramp's last step."""
+        """The settings after `images` images: `energy_augment` as far as the ramp has raised it."""
         if images >= self.energy_augment_ramp:
             return self
         reached = images * RAMP_STEPS // self.energy_augment_ramp / RAMP_STEPS

@@ -252,7 +252,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where} is not valid YAML: {error}.") from None
     if tree is None:
-        raise UserError(f"{where} is empty: 'dualmcmc config PRESET' prints settings to start from.")
+        raise UserError(f"{where} is empty.")
     if not isinstance(tree, dict):
         raise UserError(f"{where} must contain key: value pairs.")
     return tree

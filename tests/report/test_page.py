@@ -113,11 +113,21 @@ def test_results_and_their_details():
 
 
 @pytest.mark.parametrize(
-    ("task", "chains"), [("reconstruct", "z"), ("sample", "x"), ("inpaint", "xz"), ("interpolate", "z")]
+    ("task", "numbers", "chains"),
+    [
+        ("reconstruct", {}, "z"),
+        ("sample", {}, "x"),
+        ("inpaint", {}, "xz"),
+        ("interpolate", {}, "z"),
+        ("evaluate", {"ebm": {"fid": 8.0}, "reconstruction": {}}, "x"),
+        ("evaluate", {"ebm": {}, "reconstruction": {"inference": {"mse": 0.1}}}, "z"),
+        ("outliers", {"svhn": {"energy": {"auroc": 0.7}}}, ""),
+        ("outliers", {"svhn": {"energy": {}, "reconstruction": {}}}, "z"),
+    ],
 )
-def test_results_show_the_chains_that_were_used(task, chains):
+def test_results_show_the_chains_that_were_used(task, numbers, chains):
     both = {"x_chain": {"steps": 70, "step_size": 0.08}, "z_chain": {"steps": 30, "step_size": 0.005}}
-    page = results_section([result(task=task, images=359, **both)])
+    page = results_section([result(task=task, numbers=numbers, images=359, **both)])
     assert ("x-chain: 70 steps of size 0.08" in page) == ("x" in chains)
     assert ("z-chain: 30 steps of size 0.005" in page) == ("z" in chains)
     assert "359 images" in page

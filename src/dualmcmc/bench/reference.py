@@ -416,7 +416,7 @@ def random_shifts(x: Tensor, x_rev: Tensor, max_pixels: int, rng: torch.Generato
 
 
 def random_transform(x: Tensor, probability: float, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """The augmentation of Karras et al. (2020) for images like x, by torch's own sampling of an affine grid."""
+    """One random transformation per image of x, after Karras et al. (2020), by torch's sampling of an affine grid."""
     draw: dict[str, Any] = {"device": x.device, "dtype": x.dtype, "generator": rng}
     on = torch.rand(len(x), 10, **draw) < probability
     uniform, normal = torch.rand(len(x), 5, **draw), torch.randn(len(x), 7, **draw)

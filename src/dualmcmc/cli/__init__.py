@@ -92,7 +92,7 @@ def _run() -> None:
     except ProcessLost as error:
         code = _report_error(str(error), 4)
     except BrokenPipeError:  # the reader of our output has exited: `dualmcmc presets | head -1`
-        discard_output(sys.stdout)
+        discard_output(sys.stdout.fileno())
         code = 0
     except SystemExit:
         if type(sys.stdout).__name__ != "PacifyFlushWrapper":  # with which click replaces a broken pipe

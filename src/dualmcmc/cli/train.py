@@ -93,7 +93,7 @@ def train(
         if world.is_main:
             _print_result(result, folder, as_json)
     except BrokenPipeError:  # the reader has exited; what matters is the exit code
-        discard_output(sys.stdout)
+        discard_output(sys.stdout.fileno())
     if result.stop_reason.startswith("SIG"):
         raise typer.Exit(128 + signal.Signals[result.stop_reason])
 

@@ -11,6 +11,8 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from dualmcmc.utils.progress import discard_output
+
 
 class Interrupted(BaseException):
     """A signal during interruptible work. Not an Exception, so no library swallows it."""
@@ -58,20 +60,15 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _leave_terminal(self) -> None:
-        """Redirect output from the terminal, which is gone: writing to it would fail, and with it the run."""
-        for descriptor in self._terminals:
-            with suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
     def _handle(self, number: int, _: types.FrameType | None) -> None:
         if self.received == number == signal.SIGINT and self._second_sigint_kills:
             raise KeyboardInterrupt
         if self.received is None or number == signal.SIGTERM:  # SIGTERM has a deadline, so it takes precedence
             self._received_at = self._received_at if self.received is signal.SIGTERM else time.monotonic()
             self.received = signal.Signals(number)
-        if number == signal.SIGHUP:
-            self._leave_terminal()
+        if number == signal.SIGHUP:  # the terminal is gone: writing to it would fail, and with it the run
+            for descriptor in self._terminals:
+                discard_output(descriptor)
         if self._interruptible:
             raise Interrupted
         if self._announce:

@@ -213,11 +213,11 @@ def _open_log(
     """Write the first files of this session."""
     for part in (folder.root, folder.samples, folder.states):
         make_folder(part)
-    if not resume:
-        cleanup.enter_context(RunLock(folder.lock))
-        _check_folder(folder, resume, cleanup)  # again: another process may have started a run meanwhile
     if resume:
         folder.remove_temporary_files()
+    else:
+        cleanup.enter_context(RunLock(folder.lock))
+        _check_folder(folder, resume, cleanup)  # again: another process may have started a run meanwhile
     for path in damaged:
         folder.quarantine(path)
     folder.write_config(config)

@@ -45,9 +45,9 @@ TASK_TITLES = {
     "sample": "Sampling",
     "long-chains": "Long chains",
 }
-TASKS_BY_CHAIN = {  # that use it
-    "x": ("evaluate", "inpaint", "revise", "sample", "long-chains"),
-    "z": ("evaluate", "reconstruct", "inpaint", "revise", "interpolate", "outliers"),
+TASKS_BY_CHAIN = {  # that always use it; see `_uses_chain`
+    "x": ("inpaint", "revise", "sample", "long-chains"),
+    "z": ("reconstruct", "inpaint", "revise", "interpolate"),
 }
 PROVENANCE = {"seed": "seed", "commit": "commit", "device": "on", "torch": "torch", "seconds": "seconds"}
 MAX_RESULTS = 20  # per task, the newest
@@ -183,9 +183,9 @@ def _result_row(entry: dict[str, Any]) -> str:
         values += f"<br><small>{_escape(name)} skipped: {_escape(reason)}</small>"
     details = [f"<code>{_escape(entry.get('command'))}</code>", _escape(entry["time"])]
     details += [f"{_escape(entry[key])} {key}" for key in ("samples", "images") if type(entry.get(key)) is int]
-    for chain, tasks in TASKS_BY_CHAIN.items():
+    for chain in TASKS_BY_CHAIN:
         settings = entry.get(f"{chain}_chain")
-        if entry["task"] in tasks and isinstance(settings, dict):
+        if _uses_chain(entry, chain) and isinstance(settings, dict):
             steps = f"{settings.get('steps')} steps of size {settings.get('step_size')}"
             details.append(_escape(f"{chain}-chain: {steps}"))
     details += [f"{label} {_escape(entry[key])}" for key, label in PROVENANCE.items() if entry.get(key) is not None]
@@ -193,6 +193,18 @@ def _result_row(entry: dict[str, Any]) -> str:
     if isinstance(described, dict):
         details.append(f"data {_escape(described.get('source'))} {_escape(described.get('checksum'))}")
     return f"<tr><td>{values}</td><td><small>{'<br>'.join(details)}</small></td></tr>"
+
+
+def _uses_chain(entry: dict[str, Any], chain: str) -> bool:
+    """Whether a recorded result depends on the x- or z-chain; for some tasks that depends on what was measured."""
+    task, numbers = entry["task"], entry["numbers"]
+    if task == "evaluate":
+        return bool(numbers.get("ebm" if chain == "x" else "reconstruction"))
+    if task == "outliers":
+        return chain == "z" and any(
+            "reconstruction" in scores for scores in numbers.values() if isinstance(scores, dict)
+        )
+    return task in TASKS_BY_CHAIN[chain]
 
 
 def _flatten(numbers: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -28,11 +28,11 @@ from dualmcmc.utils.images import to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 SAMPLE_METRICS = ("fid", "is", "kid", "precision", "recall")
-RECONSTRUCTION_METRICS = {
+RECONSTRUCTION_METRICS = {  # and the names of their results
     "mse": ("mse", "mse_0_to_1"),
     "psnr": ("psnr_db", "psnr_of_mean_mse_db"),
     "ssim": ("ssim",),
-}  # and their results
+}
 METRICS = (*SAMPLE_METRICS, *RECONSTRUCTION_METRICS)
 DEFAULT = ("fid", "is", "mse", "psnr", "ssim")
 NO_CLASSIFIER = (

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -90,13 +90,13 @@ def _print(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        discard_output(sys.stderr)
+        discard_output(sys.stderr.fileno())
 
 
-def discard_output(stream: TextIO) -> None:
-    """Send what is still written to `stream` nowhere."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def discard_output(descriptor: int) -> None:
+    """Discard what is written to this file descriptor from now on."""
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), descriptor)
 
 
 def _format_amount(count: float, unit: Unit) -> str:
