@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dualmcmc import config_io
-from dualmcmc.engine import checkpoint, trainer
+from dualmcmc.engine import checkpoint, loop
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.step import TrainStep
@@ -272,8 +272,8 @@ def test_sigterm_skips_what_takes_too_long(tmp_path, monkeypatch, count, grace):
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + clock_offset)
     monkeypatch.setattr(TrainStep, "dry_run", slow_dry_run)
-    monkeypatch.setattr(trainer, "write_preview", lambda *_: pytest.fail("a sample grid") if signalled else None)
-    monkeypatch.setattr(trainer.RunLog, "image", lambda *_: None)
+    monkeypatch.setattr(loop, "write_preview", lambda *_: pytest.fail("a sample grid") if signalled else None)
+    monkeypatch.setattr(loop.RunLog, "image", lambda *_: None)
     reporter = Reporter()
     reporter.advance = terminate
     config = tiny("train.images=100000", f"train.grace={grace}", "train.log_every=100")

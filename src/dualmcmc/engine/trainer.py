@@ -1,8 +1,7 @@
-"""Training: set up a run, iterate, log, guard against divergence, save."""
+"""Training: set up a run, or resume one, and iterate."""
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +11,13 @@ import torch
 from dualmcmc import config_io, data
 from dualmcmc.config import Config
 from dualmcmc.data.loader import BatchLoader
-from dualmcmc.engine import guard
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
-from dualmcmc.engine.log import NullLog, RunLog, write_preview
-from dualmcmc.engine.plan import ExecutionPlan, resolve_plan
+from dualmcmc.engine.log import NullLog, RunLog
+from dualmcmc.engine.loop import TrainLoop
+from dualmcmc.engine.plan import resolve_plan
 from dualmcmc.engine.run_folder import RunFolder, RunLock
-from dualmcmc.engine.signals import Interrupted, StopSignals
+from dualmcmc.engine.signals import StopSignals
 from dualmcmc.engine.state import TrainState, check_size, latest_valid_state, read_config
-from dualmcmc.engine.step import TrainStep
 from dualmcmc.nets import parameter_counts
 from dualmcmc.pretrained import pretrained_file
 from dualmcmc.utils.device import (
@@ -30,13 +28,12 @@ from dualmcmc.utils.device import (
     set_deterministic,
     set_num_threads,
 )
-from dualmcmc.utils.errors import CannotWrite, Diverged, UserError, sanitize
+from dualmcmc.utils.errors import CannotWrite, UserError, sanitize
 from dualmcmc.utils.files import expand_user, make_folder
 from dualmcmc.utils.progress import Reporter
 
 FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
 FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # except for where its images are
-STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGHUP", "SIGTERM"]  # to stop early, by increasing urgency
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def _train(
         log.event("note", state.images, text=text)
     if not same_noise:
         reporter.message("the run moved to another type of device: its noise stream restarts, all else continues")
-    loop = _TrainLoop(config, state, loader, folder, log, reporter, plan)
+    loop = TrainLoop(config, state, loader, folder, log, reporter, plan)
     cleanup.callback(reporter.stop)
     reason = loop.run(signals, max_images, max_minutes)
     return TrainResult(
@@ -270,170 +267,3 @@ def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -
                 f"a resumed run cannot change {key} from {before[key]} to {after[key]}: start a new run instead."
             )
     return new
-
-
-class _TrainLoop:
-    """The iterations of one session, and what happens between them."""
-
-    def __init__(
-        self,
-        config: Config,
-        state: TrainState,
-        loader: BatchLoader,
-        folder: RunFolder,
-        log: RunLog,
-        reporter: Reporter,
-        plan: ExecutionPlan,
-    ) -> None:
-        self.config, self.state, self.world = config, state, state.world
-        self.folder, self.log, self.reporter = folder, log, reporter
-        self.step = TrainStep(config, state, loader, plan, state.world)
-        self.last_stats: dict[str, float] = {}
-        self._read_at, self._read_iteration = time.monotonic(), state.iteration
-        self._dry_run_seconds = self._save_seconds = 0.0  # of the last ones
-
-    def run(self, signals: StopSignals, max_images: int | None, max_minutes: float | None) -> str:
-        """Iterate until there is a reason to stop; returns it."""
-        cfg, state = self.config.train, self.state
-        target = cfg.images if max_images is None else min(cfg.images, max_images)
-        deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-        if state.images == 0:
-            self._save()  # a run that diverges early then still has a valid state
-        urgency = 0
-        try:
-            with signals.interruptible():
-                if state.images < target:
-                    self.step.prepare(self.reporter.progress, self._notify)
-        except Interrupted:
-            urgency = self._stop_urgency(signals, None)
-        if reason := STOP_REASONS[max(self.world.all_gather(urgency))]:
-            return self._stop(reason)
-        self.reporter.start(state.images, target)
-        self._read_at = time.monotonic()
-        while state.images < target:
-            self.step()
-            self.reporter.advance(state.images, state.iteration)
-            reason = STOP_REASONS[self.world.any_rank(self._stop_urgency(signals, deadline))]
-            if state.images >= target:
-                reason = "finished" if target == cfg.images else "max-images"
-            try:
-                self._after_iteration(reason, signals)
-            except Diverged as error:
-                self._roll_back(error)
-                continue
-            if reason:
-                return self._stop(reason)
-        return "finished" if target == cfg.images else "max-images"
-
-    def _notify(self, text: str) -> None:
-        self.reporter.message(text)
-        self.log.event("note", self.state.images, text=text)
-
-    def _stop_urgency(self, signals: StopSignals, deadline: float | None) -> int:
-        """The index in STOP_REASONS of what this process wants."""
-        if signals.received is not None:
-            return STOP_REASONS.index(signals.received.name)
-        return int(deadline is not None and time.monotonic() >= deadline)
-
-    def _stop(self, reason: str) -> str:
-        self.log.event("stop", self.state.images, reason=reason)
-        return reason
-
-    def _after_iteration(self, reason: str, signals: StopSignals) -> None:
-        """Read statistics, save, and draw samples if they are due, or if the session ends for `reason`."""
-        cfg, state = self.config.train, self.state
-        urgent = reason == "SIGTERM"
-        keep_snapshot = cfg.snapshot_every is not None and (reason == "finished" or self._is_due(cfg.snapshot_every))
-        save = bool(reason) or keep_snapshot or self._is_due(cfg.save_every)
-        preview = (bool(reason) and not urgent) or self._is_due(cfg.sample_every)
-        if save or preview or state.iteration % cfg.log_every == 0:
-            self._read_stats()
-        if save:
-            needed = signals.seconds_since_signal + self._dry_run_seconds + 2 * self._save_seconds
-            dry_run = not urgent or self.world.on_main(lambda: needed < cfg.grace)
-            self._save(dry_run, keep_snapshot)
-        if preview and not urgent and self.world.is_main:
-            self.log.image("samples", write_preview(state, self.folder), state.images)
-        if save or preview:
-            self._read_at = time.monotonic()  # neither counts as training time
-
-    def _is_due(self, every: int) -> bool:
-        """Whether the last batch crossed a multiple of `every` images."""
-        return self.state.images // every > (self.state.images - self.config.train.batch) // every
-
-    def _read_stats(self) -> None:
-        """Synchronise with the device, log the statistics, raise `Diverged` if they exceed the guard's limits."""
-        state = self.state
-        iterations = state.iteration - self._read_iteration
-        stats = self.step.window.read(iterations, self.world)
-        now = time.monotonic()
-        elapsed = now - self._read_at
-        state.seconds += elapsed
-        self._read_at, self._read_iteration = now, state.iteration
-        self.last_stats = {
-            "iteration": state.iteration,
-            "images": state.images,
-            "seconds": round(state.seconds, 3),
-            "iterations_per_second": iterations / elapsed,
-            "lr_energy": state.learning_rates["energy"],
-        } | stats
-        self.log.stats(self.last_stats)
-        guard.check(self.last_stats, self.config.guard)
-        self.reporter.stats(self.last_stats)
-
-    def _save(self, dry_run: bool = True, keep_snapshot: bool = False) -> None:
-        """Save the full state and the snapshot, if they are healthy."""
-        start = time.monotonic()
-        if self.state.images > 0 and dry_run:
-            # the logged statistics are from before the last update
-            guard.check(self.step.dry_run(), self.config.guard)
-            self._dry_run_seconds = time.monotonic() - start
-        save_start = time.monotonic()
-        if not dry_run and any(self.world.all_gather(not self.state.is_finite())):
-            raise Diverged(f"a weight is not finite. {guard.ADVICE}")
-        self.state.synchronize()
-        if self.world.is_main:
-            if keep_snapshot:  # before the state: a run killed in between would resume after it
-                make_folder(self.folder.snapshots)
-                self.state.save_snapshot(self.folder.snapshot_path(self.state.images))
-            path = self.folder.state_path(self.state.images)
-            self.state.save(path)
-            self.state.save_snapshot(self.folder.snapshot)
-            self.folder.prune_states(self.config.train.keep)
-            seconds = time.monotonic() - start
-            self.log.event("save", self.state.images, state=path.name, seconds=round(seconds, 3))
-        self._save_seconds = time.monotonic() - save_start
-
-    def _roll_back(self, error: Diverged) -> None:
-        """Continue from the last valid state with reduced rates, if `guard` allows it; otherwise raise."""
-        state, cfg, at = self.state, self.config.guard, self.state.images
-        valid, damaged = self.world.on_main(lambda: latest_valid_state(self.folder))
-        self.log.event("diverged", at, reason=str(error), last_valid_state=valid.name)
-        allowed = cfg.on_divergence == "rollback"
-        if not allowed or state.rollbacks >= cfg.max_rollbacks:
-            count = f" after {state.rollbacks} rollbacks" if allowed else ""
-            raise Diverged(
-                f"diverged at image {at:,}{count}: {error}, and continue from the last valid state ({valid}) with: "
-                f"dualmcmc train --resume --out {self.folder.root} KEY=VALUE"
-            ) from None
-        state.load(valid)
-        self.config, reduced = guard.back_off(self.config)
-        self.step.reconfigure(self.config)
-        state.rollbacks += 1
-        self._read_iteration = state.iteration
-        changes = ", ".join(f"{key}={value:g}" for key, value in reduced.items())
-        self.reporter.message(
-            f"diverged at image {at:,} ({error}); rollback {state.rollbacks} of {cfg.max_rollbacks} to image "
-            f"{state.images:,}, with {changes}"
-        )
-        if self.world.is_main:
-            for path in damaged:
-                self.folder.quarantine(path)
-            state.save(valid)  # with the reduced rates, for a later --resume
-            state.save_snapshot(self.folder.snapshot)
-            self.folder.write_config(self.config)
-            self.log.rewind(state.images)
-        self.log.event(
-            "rollback", state.images, reason=str(error), diverged_at=at, reduced=reduced, number=state.rollbacks
-        )
-        self._read_at = time.monotonic()
