@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import dualmcmc
-from dualmcmc import config_io, data, rng
+from dualmcmc import config_io, data, langevin, rng
 from dualmcmc.data import pack
-from dualmcmc.engine import checkpoint, guard
+from dualmcmc.engine import checkpoint, guard, loop
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
@@ -396,6 +396,70 @@ def test_state_is_synchronized_before_every_save(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainState, "synchronize", lambda self: calls.append(self.images))
     train(tiny(), tmp_path / "run", CPU)
     assert calls == [0, 64, 128]
+
+
+@pytest.fixture
+def at_chain_step(monkeypatch):
+    """Call a function during the n-th chain step of the test, with no patience for the iteration it is in."""
+    monkeypatch.setattr(loop, "PATIENCE", 0.0)
+    original, count = langevin._value_and_grad, 0
+
+    def arrange(at, action):
+        def counted(potential, state):
+            nonlocal count
+            count += 1
+            if count == at:
+                action()
+            return original(potential, state)
+
+        monkeypatch.setattr(langevin, "_value_and_grad", counted)
+
+    return arrange
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+SLOW_TO_SAVE = ("train.images=96", "train.save_every=1000", "train.sample_every=1000")
+
+
+@pytest.mark.parametrize("overrides", [("nets.kind=resnet",), ("engine.micro_batch=5", "teaching.energy_augment=0.5")])
+@pytest.mark.parametrize("step", [13, 15], ids=["x-chain", "z-chain"])  # of the fourth iteration, 2 + 2 steps each
+def test_iteration_is_abandoned_between_chain_steps_and_repeated(tmp_path, few_images, at_chain_step, overrides, step):
+    settings = (*few_images, *overrides, *SLOW_TO_SAVE)
+    train(tiny(*settings), tmp_path / "whole", CPU)
+    at_chain_step(step, interrupt)
+    recorder = Recorder()
+    result = train(tiny(*settings), tmp_path / "parts", CPU, reporter=recorder)
+    assert (result.stop_reason, result.images, result.iterations) == ("SIGINT", 48, 3)
+    assert any("SIGINT: abandoned an iteration between two chain steps" in text for text in recorder.messages)
+    assert saved_at(tmp_path / "parts") == [0, 48]
+    resume(tmp_path / "parts")
+    assert_equal(latest(tmp_path / "parts"), latest(tmp_path / "whole"))
+
+
+def test_time_limit_ends_a_chain(tmp_path, few_images, monkeypatch):
+    monkeypatch.setattr(loop, "PATIENCE", 0.0)
+    result = train(tiny(*few_images), tmp_path / "run", CPU, max_minutes=1e-9)
+    assert (result.stop_reason, result.images) == ("max-minutes", 0)
+    assert resume(tmp_path / "run").stop_reason == "finished"
+
+
+def test_iteration_with_a_second_x_chain_is_finished(tmp_path, few_images, at_chain_step):
+    """That chain follows the first updates, which could not be undone."""
+    at_chain_step(6, interrupt)  # the last one of the first iteration
+    result = train(tiny(*few_images, "teaching.second_x_chain=true"), tmp_path / "run", CPU)
+    assert (result.stop_reason, result.images) == ("SIGINT", 16)
+
+
+def test_dry_run_is_abandoned_but_weights_are_checked(tmp_path, monkeypatch, few_images):
+    monkeypatch.setattr(loop, "PATIENCE", 0.0)
+    checks, original = [], TrainState.is_finite
+    monkeypatch.setattr(TrainState, "is_finite", lambda self: checks.append(self.images) or original(self))
+    train(tiny(*few_images, *SLOW_TO_SAVE), tmp_path / "run", CPU, reporter=Recorder(2, interrupt))
+    assert checks == [32]
+    assert saved_at(tmp_path / "run") == [0, 32]
 
 
 @pytest.mark.parametrize("trace", ["config.yaml", "log.jsonl", "snapshot.safetensors", "results"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from dualmcmc.config import Config
@@ -12,12 +13,13 @@ from dualmcmc.engine.plan import ExecutionPlan
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.signals import Interrupted, StopSignals
 from dualmcmc.engine.state import TrainState, latest_valid_state
-from dualmcmc.engine.step import TrainStep
+from dualmcmc.engine.step import Abandoned, TrainStep
 from dualmcmc.utils.errors import Diverged
 from dualmcmc.utils.files import make_folder
 from dualmcmc.utils.progress import Reporter
 
 STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGHUP", "SIGTERM"]  # to stop early, by increasing urgency
+PATIENCE = 2.0  # seconds for an iteration to end after a request to stop; then it is abandoned
 
 
 class TrainLoop:
@@ -32,40 +34,46 @@ class TrainLoop:
         log: RunLog,
         reporter: Reporter,
         plan: ExecutionPlan,
+        signals: StopSignals,
     ) -> None:
         self.config, self.state, self.world = config, state, state.world
-        self.folder, self.log, self.reporter = folder, log, reporter
-        self.step = TrainStep(config, state, loader, plan, state.world)
+        self.folder, self.log, self.reporter, self.signals = folder, log, reporter, signals
+        self.deadline = math.inf  # on the monotonic clock
+        self.step = TrainStep(config, state, loader, plan, state.world, self._out_of_patience)
         self.last_stats: dict[str, float] = {}
         self._read_at, self._read_iteration = time.monotonic(), state.iteration
         self._dry_run_seconds = self._save_seconds = 0.0  # of the last ones
 
-    def run(self, signals: StopSignals, max_images: int | None, max_minutes: float | None) -> str:
+    def run(self, max_images: int | None, max_minutes: float | None) -> str:
         """Iterate until there is a reason to stop; returns it."""
         cfg, state = self.config.train, self.state
         target = cfg.images if max_images is None else min(cfg.images, max_images)
-        deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        if max_minutes is not None:
+            self.deadline = time.monotonic() + 60 * max_minutes
         if state.images == 0:
             self._save()  # a run that diverges early then still has a valid state
         urgency = 0
         try:
-            with signals.interruptible():
+            with self.signals.interruptible():
                 if state.images < target:
                     self.step.prepare(self.reporter.progress, self._notify)
         except Interrupted:
-            urgency = self._stop_urgency(signals, None)
+            urgency = self._stop_urgency()
         if reason := STOP_REASONS[max(self.world.all_gather(urgency))]:
             return self._stop(reason)
         self.reporter.start(state.images, target)
         self._read_at = time.monotonic()
         while state.images < target:
-            self.step()
+            try:
+                self.step()
+            except Abandoned:
+                return self._stop_within_iteration()
             self.reporter.advance(state.images, state.iteration)
-            reason = STOP_REASONS[self.world.any_rank(self._stop_urgency(signals, deadline))]
+            reason = STOP_REASONS[self.world.any_rank(self._stop_urgency())]
             if state.images >= target:
                 reason = "finished" if target == cfg.images else "max-images"
             try:
-                self._after_iteration(reason, signals)
+                self._after_iteration(reason)
             except Diverged as error:
                 self._roll_back(error)
                 continue
@@ -77,17 +85,34 @@ class TrainLoop:
         self.reporter.message(text)
         self.log.event("note", self.state.images, text=text)
 
-    def _stop_urgency(self, signals: StopSignals, deadline: float | None) -> int:
+    def _stop_urgency(self) -> int:
         """The index in STOP_REASONS of what this process wants."""
-        if signals.received is not None:
-            return STOP_REASONS.index(signals.received.name)
-        return int(deadline is not None and time.monotonic() >= deadline)
+        if self.signals.received is not None:
+            return STOP_REASONS.index(self.signals.received.name)
+        return int(time.monotonic() >= self.deadline)
+
+    def _out_of_patience(self) -> bool:
+        """Whether this process has wanted to stop for longer than an iteration may take."""
+        waited = max(self.signals.seconds_since_signal, time.monotonic() - self.deadline)
+        return self._stop_urgency() > 0 and waited >= PATIENCE
+
+    def _stop_within_iteration(self) -> str:
+        """Save the state from before the iteration that was abandoned, and stop."""
+        reason = STOP_REASONS[self._stop_urgency()]
+        self._notify(f"{reason}: abandoned an iteration between two chain steps; --resume repeats it")
+        try:
+            if self.state.iteration > self._read_iteration:
+                self._read_stats()
+            self._save(dry_run=False)  # which would take about as long as the iteration
+        except Diverged as error:
+            self._roll_back(error)
+        return self._stop(reason)
 
     def _stop(self, reason: str) -> str:
         self.log.event("stop", self.state.images, reason=reason)
         return reason
 
-    def _after_iteration(self, reason: str, signals: StopSignals) -> None:
+    def _after_iteration(self, reason: str) -> None:
         """Read statistics, save, and draw samples if they are due, or if the session ends for `reason`."""
         cfg, state = self.config.train, self.state
         urgent = reason == "SIGTERM"
@@ -97,7 +122,7 @@ class TrainLoop:
         if save or preview or state.iteration % cfg.log_every == 0:
             self._read_stats()
         if save:
-            needed = signals.seconds_since_signal + self._dry_run_seconds + 2 * self._save_seconds
+            needed = self.signals.seconds_since_signal + self._dry_run_seconds + 2 * self._save_seconds
             dry_run = not urgent or self.world.on_main(lambda: needed < cfg.grace)
             self._save(dry_run, keep_snapshot)
         if preview and not urgent and self.world.is_main:
@@ -133,9 +158,11 @@ class TrainLoop:
         """Save the full state and the snapshot, if they are healthy."""
         start = time.monotonic()
         if self.state.images > 0 and dry_run:
-            # the logged statistics are from before the last update
-            guard.check(self.step.dry_run(), self.config.guard)
-            self._dry_run_seconds = time.monotonic() - start
+            try:  # the logged statistics are from before the last update
+                guard.check(self.step.dry_run(), self.config.guard)
+                self._dry_run_seconds = time.monotonic() - start
+            except Abandoned:
+                dry_run = False
         save_start = time.monotonic()
         if not dry_run and any(self.world.all_gather(not self.state.is_finite())):
             raise Diverged(f"a weight is not finite. {guard.ADVICE}")

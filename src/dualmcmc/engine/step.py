@@ -7,12 +7,13 @@ CUDA graph.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualmcmc import rng
 from dualmcmc.config import Config, Teaching
@@ -25,6 +26,7 @@ from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_tra
 from dualmcmc.engine.state import TrainState
 from dualmcmc.methods import Lanes, Stats, sequential
 from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.utils.images import from_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
@@ -32,8 +34,16 @@ from dualmcmc.utils.progress import ProgressFactory, no_progress
 MAX_AHEAD = 8  # iterations the host may run ahead of a GPU: enough to keep it busy, few enough to stop quickly
 
 
+class Abandoned(Exception):
+    """The iteration in progress was given up between two chain steps; the state is as it was before it."""
+
+
 class TrainStep:
-    """Call it for one iteration. `window` collects the statistics, `plan` says how the networks run."""
+    """Call it for one iteration. `window` collects the statistics, `plan` says how the networks run.
+
+    `give_up` is asked before every chain step that runs from Python in a single process: if it returns true, the
+    iteration raises `Abandoned`.
+    """
 
     def __init__(
         self,
@@ -42,11 +52,13 @@ class TrainStep:
         loader: BatchLoader,
         plan: ExecutionPlan,
         world: World = SINGLE_PROCESS,
+        give_up: Callable[[], bool] | None = None,
     ) -> None:
         self.config, self.state, self.loader, self.plan, self.world = config, state, loader, plan, world
         self.window = StatsWindow(config.train.log_every)
         self.executors = build_executors(state.trio, config, plan)
-        self._networks = wrap_ddp(state.trio, self.executors, world)
+        self._give_up = give_up if world.size == 1 else None  # one of several processes cannot stop alone
+        self._networks = self._interruptible(wrap_ddp(state.trio, self.executors, world))
         self._shares_noise = world.size > 1 and config.engine.shared_noise
         self._rng = rng.SharedGenerator(state.rng, world.rank, world.size) if self._shares_noise else state.rng
         self._pending: deque[torch.cuda.Event] = deque()  # the newest iterations on the device
@@ -97,10 +109,11 @@ class TrainStep:
                 current.copy_(new)
         else:
             self._selection = tuple(part.clone() for part in selection)
+        state.ema.set_decay(state.images + batch, batch)
+        with self._undone_if_abandoned():
+            self._run()
         state.iteration += 1
         state.images += batch
-        state.ema.set_decay(state.images, batch)
-        self._run()
         if state.device.type == "cuda":
             self._pending.append(torch.cuda.Event(blocking=True))
             self._pending[-1].record(torch.cuda.current_stream(state.device))
@@ -117,6 +130,34 @@ class TrainStep:
     def _batch(self) -> Tensor:
         return from_uint8(self.loader.gather(*self._selection))
 
+    def _interruptible(self, networks: Trio) -> Trio:
+        """`networks`, with `give_up` asked before every chain step."""
+        if self._give_up is None:
+            return networks
+        return Trio(**{name: _Interruptible(net, self._check) for name, net in networks.named_children()})
+
+    def _check(self) -> None:
+        # A second x-chain follows the updates of G and I, which cannot be undone; a capture must not be left.
+        undoable = not self._teaching.second_x_chain and not isinstance(self._run, CudaGraph)
+        if undoable and self._give_up is not None and self._give_up():
+            raise Abandoned
+
+    @contextmanager
+    def _undone_if_abandoned(self) -> Iterator[None]:
+        """Restore what an abandoned iteration may have changed before its first update: noise and buffers."""
+        if self._give_up is None or isinstance(self._run, CudaGraph):
+            yield
+            return
+        buffers = list(self.state.trio.buffers())
+        noise, before = self.state.rng.get_state(), [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        except Abandoned:
+            self.state.rng.set_state(noise)
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            raise
+
     def dry_run(self) -> dict[str, float]:
         """The statistics of one more iteration on the current batch, without any update and with separate noise."""
         noise, window, x = rng.make_generator(0, self.state.device), StatsWindow(), self._batch()
@@ -126,8 +167,30 @@ class TrainStep:
             stack.enter_context(uncompiled(self.executors))  # no compilation for this alone
             for network in self.executors.children():
                 stack.enter_context(frozen(network))
-            window.add(dual_mcmc(self.executors, x, z, noise, cfg).stats)
+            window.add(dual_mcmc(self._interruptible(self.executors), x, z, noise, cfg).stats)
         return window.read(1, self.world)
+
+
+class _Interruptible(nn.Module):
+    """A network that calls `check` before every evaluation in a chain, that is, while it is frozen."""
+
+    def __init__(self, net: nn.Module, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._net, self._check = (net,), check  # in a tuple, so that its parameters are not registered here
+
+    def forward(self, x: Tensor) -> Any:
+        return self._net[0](x)
+
+    @contextmanager
+    def frozen(self) -> Iterator[Callable[[Tensor], Any]]:
+        """See `nets.frozen.frozen`."""
+        with frozen(self._net[0]) as net:
+
+            def checked(x: Tensor) -> Any:
+                self._check()
+                return net(x)
+
+            yield checked
 
 
 class StatsWindow:

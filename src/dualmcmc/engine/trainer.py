@@ -158,9 +158,9 @@ def _train(
         log.event("note", state.images, text=text)
     if not same_noise:
         reporter.message("the run moved to another type of device: its noise stream restarts, all else continues")
-    loop = TrainLoop(config, state, loader, folder, log, reporter, plan)
+    loop = TrainLoop(config, state, loader, folder, log, reporter, plan, signals)
     cleanup.callback(reporter.stop)
-    reason = loop.run(signals, max_images, max_minutes)
+    reason = loop.run(max_images, max_minutes)
     return TrainResult(
         folder.root,
         state.images,
