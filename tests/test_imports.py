@@ -23,7 +23,7 @@ ALLOWED = {  # what each part may import besides itself
     "metrics": {"utils"},
     "data": BASE,
     "nets": BASE,
-    "langevin": BASE | {"nets"},
+    "langevin": BASE | {"nets", "metrics"},
     "methods": BASE | {"nets", "langevin"},
     "engine": ENGINE,
     "tasks": TASKS,

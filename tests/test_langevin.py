@@ -1,11 +1,14 @@
 """The kernels against closed forms: the law of a Langevin chain on a Gaussian is known at any step size."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from dualmcmc.config import Chain
 from dualmcmc.langevin import Trace, langevin, revise_x, revise_z
+from dualmcmc.utils.errors import UserError
 
 CHAINS = 50_000  # estimates a variance to about 0.6 %
 MEAN = torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -63,6 +66,94 @@ def test_z_chain_samples_the_posterior_of_a_linear_generator():
     z = revise_z(generator, start, x.expand(CHAINS, 3), sigma, Chain(steps=30, step_size=s), rng)
     assert torch.allclose(z.mean(0), mean, atol=0.01)
     assert torch.allclose(torch.cov(z.T), stationary_covariance(precision, s), rtol=0.03, atol=0.003)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.25}, {"grad_clip": 1.0}], ids=str)
+def test_accept_reject_step_removes_the_bias(options):
+    """At a step size where the unadjusted chain is off by 20 % and more."""
+    chain, trace = Chain(steps=60, step_size=0.3, metropolis=True, **options), Trace(gradients_only=True)
+    rng = torch.Generator().manual_seed(0)
+    x = revise_x(gaussian, torch.zeros(CHAINS, 2, dtype=torch.float64), chain, rng, trace)
+    assert torch.allclose(x.mean(0), MEAN, atol=0.015)
+    target = chain.temperature * torch.linalg.inv(PRECISION)
+    assert torch.allclose(torch.cov(x.T), target, rtol=0.03, atol=0.015 * chain.temperature)
+    assert 0.5 < trace.acceptance_rate < 0.95
+    biased = stationary_covariance(PRECISION, 0.3, chain.temperature)
+    assert (biased - target).abs().max() > 0.2 * chain.temperature
+
+
+def test_accept_reject_step_follows_the_definition():
+    """One step, restated with the densities of torch.distributions."""
+    normal = torch.distributions.Normal
+    x, s = 2 * torch.randn(1000, 2, dtype=torch.float64), 0.5
+    trace = Trace()
+    end = revise_x(gaussian, x, Chain(steps=1, step_size=s, metropolis=True), torch.Generator().manual_seed(3), trace)
+    rng = torch.Generator().manual_seed(3)
+    mean = x - s * (x - MEAN) @ PRECISION
+    proposal = mean + (2 * s) ** 0.5 * torch.randn(1000, 2, dtype=torch.float64, generator=rng)
+    back = proposal - s * (proposal - MEAN) @ PRECISION
+    log_ratio = gaussian(x) - gaussian(proposal)
+    log_ratio += (normal(back, (2 * s) ** 0.5).log_prob(x) - normal(mean, (2 * s) ** 0.5).log_prob(proposal)).sum(1)
+    accepted = torch.rand(1000, dtype=torch.float64, generator=rng).log() < log_ratio
+    assert torch.equal(trace.accepted[0], accepted)
+    assert 100 < accepted.sum() < 900
+    assert torch.allclose(end, torch.where(accepted[:, None], proposal, x))
+    assert torch.allclose(trace.potential[1], gaussian(end))
+    assert torch.equal(trace.states[1], end)
+
+
+def test_accept_reject_step_within_a_box():
+    """The clamp restricts the target: a standard normal on [-1, 1] has the variance 0.2911."""
+    chain = Chain(steps=60, step_size=0.2, metropolis=True, clamp=1.0)
+    start = torch.zeros(CHAINS, 1, dtype=torch.float64)
+    x = revise_x(lambda u: 0.5 * u.square().sum(1), start, chain, torch.Generator().manual_seed(0))
+    assert x.abs().max() <= 1
+    assert float(x.var()) == pytest.approx(0.2911, rel=0.02)
+
+
+def test_accept_reject_step_given_observed_pixels():
+    chain = Chain(steps=60, step_size=0.5, metropolis=True)
+    start = torch.tensor([2.0, 0.0], dtype=torch.float64).repeat(CHAINS, 1)
+    rng, observed = torch.Generator().manual_seed(0), torch.tensor([True, False])
+    x = revise_x(gaussian, start, chain, rng, observed=observed)
+    assert torch.equal(x[:, 0], start[:, 0])
+    assert float(x[:, 1].mean()) == pytest.approx(-2.0 - 0.6 * (2.0 - 1.0), abs=0.02)  # of x2 given x1
+    assert float(x[:, 1].var()) == pytest.approx(1.0, rel=0.03)
+
+
+def test_accept_reject_step_evaluates_once_per_step_and_rejects_nan():
+    calls = []
+
+    def half_space(x):
+        calls.append(x)
+        return torch.where(x[:, 0] > 0, x.square().sum(1), torch.nan)
+
+    x = torch.ones(50, 2, dtype=torch.float64)
+    end = revise_x(half_space, x, Chain(steps=20, step_size=0.3, metropolis=True), torch.Generator().manual_seed(0))
+    assert len(calls) == 21
+    assert (end[:, 0] > 0).all()
+
+
+def test_accept_reject_step_needs_noise():
+    x = torch.randn(5, 2, dtype=torch.float64)
+    chain = Chain(steps=3, step_size=0.1, temperature=0)
+    assert torch.equal(revise_x(gaussian, x, replace(chain, metropolis=True)), langevin(x, gaussian, chain))
+
+
+def test_trace_measures_convergence():
+    """z of a linear generator: a Langevin chain on a Gaussian is autoregressive, with factor 1 - s p."""
+    trace, s = Trace(every=10**6), 0.2
+    start = torch.randn(16, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    chain = Chain(steps=6000, step_size=s)
+    revise_x(lambda u: 0.5 * u.square().sum(1), start, chain, torch.Generator().manual_seed(0), trace)
+    factor = (1 - s) ** 2  # of the squares of the state, hence of the potential
+    draws = 16 * (6001 - 100)
+    assert trace.effective_sample_size(discard=100) == pytest.approx(draws * (1 - factor) / (1 + factor), rel=0.06)
+    assert trace.r_hat(discard=100) < 1.01
+    assert trace.r_hat("displacement", discard=100) > 1.01  # each from its own start
+    with pytest.raises(UserError, match="at least 8 must remain"):
+        trace.r_hat(discard=5995)
+    assert trace.acceptance_rate == 1
 
 
 def test_temperature_zero_is_gradient_descent():

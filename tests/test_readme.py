@@ -31,6 +31,13 @@ def test_own_modules():
     assert torch.isfinite(names["stats"]["energy_gap"])
 
 
+def test_studying_chains():
+    names = run_example("docs/reference/python.md", "chains")
+    assert names["metropolis"]
+    assert torch.allclose(names["draws"].var((0, 1)), torch.tensor([1.0, 4.0]), rtol=0.1)
+    assert 0.5 < names["trace"].acceptance_rate < 1
+
+
 def test_trained_run(finished_run):
     names = run_example("docs/reference/python.md", "run", **{"runs/digits": finished_run})
     assert names["y"].shape == names["x"].shape == (64, 1, 8, 8)

@@ -27,6 +27,7 @@ def group(cls: Any, doc: str, **changes: Any) -> Any:
 
 MAX_STEPS = MAX_BATCH = 1_000_000
 RAMP_STEPS = 10  # of energy_augment_ramp
+CHAIN_CHANGES = ("steps", "step_size", "temperature", "metropolis")  # of the x-chain, in `sampling`
 
 DatasetName = Literal[
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church", "folder"
@@ -115,6 +116,11 @@ class Chain:
     )
     clamp: float | None = setting(None, "clamp the state to [-clamp, clamp]; null: off (the paper)", gt=0)
     grad_clip: float | None = setting(None, "maximum gradient norm per sample; null: off (the paper)", gt=0)
+    metropolis: bool = setting(
+        False,
+        "accept or reject each step (MALA), so that no step size biases the chain; no effect at temperature 0; "
+        "false: the paper",
+    )
 
     @property
     def noise_std(self) -> float:
@@ -226,6 +232,7 @@ class Sampling:
     steps: int | None = setting(None, "x-chain steps", ge=0, le=MAX_STEPS)
     step_size: float | None = setting(None, "x-chain step size", gt=0)
     temperature: float | None = setting(None, "x-chain temperature", ge=0)
+    metropolis: bool | None = setting(None, "accept or reject each step of the x-chain (MALA)")
     batchnorm: Literal["running", "batch"] = setting(
         "running", "BatchNorm statistics: running, or those of each batch as in the authors' code"
     )
@@ -316,5 +323,5 @@ class Config:
     @property
     def sampling_chain(self) -> Chain:
         """The x-chain of a trained run: training's, with the changes in `sampling`."""
-        changes = {name: getattr(self.sampling, name) for name in ("steps", "step_size", "temperature")}
+        changes = {name: getattr(self.sampling, name) for name in CHAIN_CHANGES}
         return replace(self.teaching.x_chain, **{name: value for name, value in changes.items() if value is not None})

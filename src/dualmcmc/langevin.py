@@ -4,7 +4,7 @@ Pure functions: state in, state out, the random source an argument. Nothing is b
 networks keep their training state.
 
 Regime: with `chain.temperature` = 1 the noise is the paper's sqrt(2 s); below 1 the chain is tempered, as in the
-authors' code on images.
+authors' code on images. The chain is unadjusted, as in the paper, unless `chain.metropolis` adds an accept/reject step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from dualmcmc.config import Chain
+from dualmcmc.metrics import chains
 from dualmcmc.nets.frozen import frozen
-from dualmcmc.rng import RandomSource, randn_like
+from dualmcmc.rng import RandomSource, rand, randn_like
+from dualmcmc.utils.errors import UserError
 
 Network = Callable[[Tensor], Tensor]
 Potential = Callable[[Tensor], Tensor]  # (B, ...) -> (B,)
@@ -28,8 +30,8 @@ Projection = Callable[[Tensor], Tensor]
 class Trace:
     """Diagnostics of a chain: pass one in, read it afterwards.
 
-    Lists run over the states, the initial one included (`steps` + 1 entries; `grad_norm` has `steps`). Tracing costs
-    one more evaluation, of the final state; with `gradients_only`, which fills `grad_norm` alone, none.
+    Lists run over the states, the initial one included (`steps` + 1 entries; those per step have `steps`). Tracing
+    costs one more evaluation, of the final state; with `gradients_only`, which fills the lists per step alone, none.
     """
 
     every: int = 1  # keep every n-th state, and the final one
@@ -37,10 +39,11 @@ class Trace:
     states: list[Tensor] = field(default_factory=list)
     kept_at: list[int] = field(default_factory=list)  # the step of each kept state
     potential: list[Tensor] = field(default_factory=list)  # (B,) each: E(x), or -log p(z, x)
-    grad_norm: list[Tensor] = field(default_factory=list)  # (B,) each, before clipping
+    grad_norm: list[Tensor] = field(default_factory=list)  # (B,) each, per step, before clipping
     displacement: list[Tensor] = field(default_factory=list)  # (B,) each: rms distance from the initial state
     squared_norm: list[Tensor] = field(default_factory=list)  # (B,) each: |state|^2
     mse: list[Tensor] = field(default_factory=list)  # (B,) each, z-chains only: |x - g(z)|^2 per pixel
+    accepted: list[Tensor] = field(default_factory=list)  # (B,) each, per step, with `chain.metropolis` only
     _start: Tensor | None = field(default=None, init=False, repr=False)
 
     def record(self, step: int, state: Tensor, potential: Tensor, final: bool = False) -> None:
@@ -54,6 +57,41 @@ class Trace:
         self.potential.append(potential.detach())
         self.displacement.append(rms_distance(state, self._start))
         self.squared_norm.append(squared_norm(state))
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Fraction of accepted proposals; 1 without `chain.metropolis`."""
+        return float(torch.stack(self.accepted).double().mean()) if self.accepted else 1.0
+
+    def effective_sample_size(self, quantity: str = "potential", discard: int = 0) -> float:
+        """See `metrics.chains`: of one of the lists above, over all chains, without the first `discard` states."""
+        return chains.effective_sample_size(self._values(quantity, discard))
+
+    def r_hat(self, quantity: str = "potential", discard: int = 0) -> float:
+        """See `metrics.chains`: of one of the lists above, without the first `discard` states."""
+        return chains.r_hat(self._values(quantity, discard))
+
+    def _values(self, quantity: str, discard: int) -> Tensor:
+        values: list[Tensor] = getattr(self, quantity)
+        if len(values) - discard < chains.MIN_DRAWS:
+            raise UserError(
+                f"{len(values)} values of '{quantity}' in this trace, {discard} discarded: at least {chains.MIN_DRAWS} "
+                "must remain."
+            )
+        return torch.stack(values[discard:])
+
+
+def run_chain(
+    state: Tensor,
+    potential: Potential,
+    chain: Chain,
+    rng: RandomSource = None,
+    trace: Trace | None = None,
+    project: Projection | None = None,
+) -> Tensor:
+    """The kernel that `chain` selects: `langevin`, or `mala` with `chain.metropolis`, which needs noise."""
+    kernel = mala if chain.metropolis and chain.temperature > 0 else langevin
+    return kernel(state, potential, chain, rng, trace, project)
 
 
 def langevin(
@@ -76,9 +114,7 @@ def langevin(
             trace.grad_norm.append(_norm(gradient).flatten())
             if not trace.gradients_only:
                 trace.record(step, state, values)
-        if chain.grad_clip is not None:
-            gradient = gradient * (chain.grad_clip / _norm(gradient).clamp(min=chain.grad_clip))
-        state = torch.sub(state, gradient, alpha=chain.step_size)
+        state = torch.sub(state, _clip(gradient, chain.grad_clip), alpha=chain.step_size)
         if noise > 0:
             state = torch.add(state, randn_like(state, rng), alpha=noise)
         if chain.clamp is not None:
@@ -88,6 +124,49 @@ def langevin(
     if trace is not None and not trace.gradients_only:
         with torch.no_grad():
             trace.record(chain.steps, state, potential(state), final=True)
+    return state
+
+
+def mala(
+    state: Tensor,
+    potential: Potential,
+    chain: Chain,
+    rng: RandomSource = None,
+    trace: Trace | None = None,
+    project: Projection | None = None,
+) -> Tensor:
+    """`langevin` with an accept/reject step (MALA; Roberts and Tweedie, 1996): exp(-potential / T) is stationary.
+
+    Samples must be independent: no batch statistics. `chain.clamp` restricts the target: proposals outside are
+    rejected. `project` may only fix coordinates.
+    """
+    state, noise = state.detach(), chain.noise_std
+    values, gradient = _value_and_grad(potential, state)
+    for step in range(chain.steps):
+        drift = -chain.step_size * _clip(gradient, chain.grad_clip)
+        proposal = state + drift + noise * randn_like(state, rng)
+        if project is not None:
+            proposal = project(proposal)
+        new_values, new_gradient = _value_and_grad(potential, proposal)
+        new_drift = -chain.step_size * _clip(new_gradient, chain.grad_clip)
+        forward = squared_error(proposal, state + drift)  # -log q(proposal | state) = forward / (2 noise^2) + constant
+        backward = squared_error(state, proposal + new_drift)
+        log_ratio = (values - new_values) / chain.temperature + (forward - backward) / (2 * noise**2)
+        accepted = rand((len(state),), values, rng).log() < log_ratio  # false for NaN
+        if chain.clamp is not None:
+            accepted &= proposal.flatten(1).abs().amax(1) <= chain.clamp
+        if trace is not None:
+            trace.grad_norm.append(_norm(gradient).flatten())
+            trace.accepted.append(accepted)
+            if not trace.gradients_only:
+                trace.record(step, state, values)
+        state, gradient = (
+            torch.where(_per_sample(accepted, new), new, old)
+            for new, old in ((proposal, state), (new_gradient, gradient))
+        )
+        values = torch.where(accepted, new_values, values)
+    if trace is not None and not trace.gradients_only:
+        trace.record(chain.steps, state, values, final=True)
     return state
 
 
@@ -105,14 +184,14 @@ def revise_x(
     """
     with frozen(energy) as net:
         if observed is None:
-            return langevin(x, lambda state: energies(net, state), chain, rng, trace)
+            return run_chain(x, lambda state: energies(net, state), chain, rng, trace)
 
         known = x.detach()
 
         def keep_observed(state: Tensor) -> Tensor:
             return torch.where(observed, known, state)
 
-        return langevin(x, lambda state: energies(net, keep_observed(state)), chain, rng, trace, keep_observed)
+        return run_chain(x, lambda state: energies(net, keep_observed(state)), chain, rng, trace, keep_observed)
 
 
 def revise_z(
@@ -138,7 +217,7 @@ def revise_z(
             generated = net(state) if mask is None else net(state) * mask
             return squared_error(known, generated) / (2 * sigma**2) + 0.5 * squared_norm(state)
 
-        z_rev = langevin(z, negative_log_joint, chain, rng, trace)
+        z_rev = run_chain(z, negative_log_joint, chain, rng, trace)
     if trace is not None:
         pixels = x[0].numel() if mask is None else mask.flatten(1).sum(1).clamp(min=1)
         for values, norm in zip(trace.potential, trace.squared_norm, strict=True):
@@ -177,6 +256,15 @@ def _value_and_grad(potential: Potential, state: Tensor) -> tuple[Tensor, Tensor
     return values.detach(), gradient
 
 
+def _clip(gradient: Tensor, limit: float | None) -> Tensor:
+    return gradient if limit is None else gradient * (limit / _norm(gradient).clamp(min=limit))
+
+
 def _norm(gradient: Tensor) -> Tensor:
     """The norm of each sample's gradient, shaped for broadcasting."""
-    return gradient.flatten(1).norm(dim=1).reshape(-1, *[1] * (gradient.dim() - 1))
+    return _per_sample(gradient.flatten(1).norm(dim=1), gradient)
+
+
+def _per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """(B,) values, shaped for broadcasting with (B, ...)."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))

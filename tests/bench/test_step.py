@@ -84,10 +84,10 @@ def test_micro_batches_with_batchnorm_are_not_checked():
     assert result["speedup"] > 0
 
 
-@pytest.mark.parametrize("chain", ["x_chain", "z_chain"])
-def test_unsupported_by_the_reference(chain):
-    config = tiny(f"teaching.{chain}.grad_clip=1")
-    with pytest.raises(UserError, match=rf"teaching\.{chain}\.grad_clip.*--no-reference"):
+@pytest.mark.parametrize("setting", ["x_chain.grad_clip=1", "z_chain.grad_clip=1", "z_chain.metropolis=true"])
+def test_unsupported_by_the_reference(setting):
+    config = tiny(f"teaching.{setting}")
+    with pytest.raises(UserError, match=rf"teaching\.{setting.partition('=')[0]}: set it to .*--no-reference"):
         measure(config, "cpu")
 
 

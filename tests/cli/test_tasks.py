@@ -90,6 +90,10 @@ def test_chain_settings(call, run_folder):
 def test_long_chains(call, run_folder):
     answer = call("long-chains", run_folder, "sampling.steps=50", "-n", 3)
     assert "3 chains of 50 steps: all finite" in answer.out
+    assert "R-hat of the energy" in answer.out
+    assert "accepted" not in answer.out
+    answer = call("long-chains", run_folder, "sampling.steps=50", "sampling.metropolis=true", "-n", 3)
+    assert "% accepted" in answer.out
     assert_refused(call("long-chains", run_folder, "sampling.steps=0"), "at least one")
 
 

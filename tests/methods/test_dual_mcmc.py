@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -275,3 +276,17 @@ def test_algorithm_1_is_short_and_straight():
     assert len(source.splitlines()) <= 60
     inner = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef)
     assert sum(isinstance(node, inner) for node in ast.walk(ast.parse(source))) == 1  # the function itself
+
+
+def test_acceptance_rates_are_logged_for_adjusted_chains():
+    trio, (x, z) = make_trio(), make_batch()
+    rng = torch.Generator().manual_seed(0)
+    assert not {"x_acceptance", "z_acceptance"} & dual_mcmc(trio, x, z, rng, PAPER).stats.keys()
+    adjusted = replace(
+        PAPER, x_chain=replace(PAPER.x_chain, metropolis=True), z_chain=replace(PAPER.z_chain, metropolis=True)
+    )
+    stats = dual_mcmc(trio, x, z, rng, adjusted).stats
+    assert 0 < stats["x_acceptance"] <= 1
+    assert 0 < stats["z_acceptance"] <= 1
+    frozen_chains = replace(adjusted, x_chain=Chain(steps=5, step_size=1e6, metropolis=True))
+    assert dual_mcmc(trio, x, z, rng, frozen_chains).stats["x_acceptance"] == 0

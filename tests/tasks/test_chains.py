@@ -53,6 +53,10 @@ def test_long_chains(learned):
     assert numbers["energy_end"] < numbers["energy_start"]
     assert 0 < numbers["displacement_rms_halfway"] < numbers["displacement_rms_end"]
     assert numbers["kept_at"] == list(range(0, 101, 10))
+    assert numbers["r_hat"] > 1.01  # they still drift
+    assert 1 < numbers["effective_sample_size"] < 5 * 51
+    assert long_chains(learned, 5, 14).numbers["r_hat"] is not None
+    assert long_chains(learned, 5, 13).numbers["r_hat"] is None  # seven states
     assert numbers["fraction_outside_range_at"][0] == 0  # tanh
     assert result.picture.shape[0] == 3
     with pytest.raises(UserError, match=r"at most sampling\.batch=500 chains"):

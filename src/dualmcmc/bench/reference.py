@@ -383,8 +383,8 @@ def langevin(
     slopes: list[Tensor] | None = None,
 ) -> Tensor:
     """`chain.steps` Langevin steps on exp(-potential); appends the gradients' mean norm of each step to `slopes`."""
-    if chain.grad_clip is not None:
-        raise ValueError("the reference does not support grad_clip")
+    if chain.grad_clip is not None or chain.metropolis:
+        raise ValueError("the reference supports neither grad_clip nor metropolis")
     noise_std = (2 * chain.step_size * chain.temperature) ** 0.5
     for _ in range(chain.steps):
         state = state.detach().requires_grad_()

@@ -94,10 +94,14 @@ def measure(
 
 def _check_supported(config: Config) -> None:
     for name, chain in (("x_chain", config.teaching.x_chain), ("z_chain", config.teaching.z_chain)):
-        if chain.grad_clip is not None:
-            raise UserError(
-                f"the reference does not support teaching.{name}.grad_clip: set it to null, or add --no-reference."
-            )
+        for option, used, off in (
+            ("grad_clip", chain.grad_clip is not None, "null"),
+            ("metropolis", chain.metropolis, "false"),
+        ):
+            if used:
+                raise UserError(
+                    f"the reference does not support teaching.{name}.{option}: set it to {off}, or add --no-reference."
+                )
 
 
 def _time_reference(config: Config, device: torch.device, repeats: int) -> dict[str, Any]:

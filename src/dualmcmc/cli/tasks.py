@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,8 +65,9 @@ def sample(task: RunTask, num: Annotated[int, limit("Number of samples. [default
 def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [default: 16]")] = 16) -> None:
     """Run x-chains far beyond their training length.
 
-    2,000 steps, or sampling.steps; shows energy, displacement and pixel range along the chains. A chain that has
-    converged keeps its energy; one that keeps drifting indicates an energy that is unbounded there.
+    2,000 steps, or sampling.steps; shows energy, displacement and pixel range along the chains, and whether they have
+    mixed (R-hat, effective sample size). A chain that has converged keeps its energy; one that keeps drifting indicates
+    an energy that is unbounded there. sampling.metropolis=true accepts or rejects each step (MALA).
 
     \b
     Example:
@@ -83,11 +84,22 @@ def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [def
         f"{num} chains of {r['steps']} steps: {'all finite' if r['finite'] else 'NOT FINITE'}",
         f"mean energy {r['energy_start']:.4g} at the start, {r['energy_halfway']:.4g} halfway, "
         f"{r['energy_end']:.4g} at the end",
+        *_format_mixing(r, run.config.sampling_chain.metropolis),
         f"displacement {r['displacement_rms_halfway']:.4g} halfway, {r['displacement_rms_end']:.4g} at the end "
         "(rms per pixel)",
         f"largest pixel {r['max_abs_pixel']:.4g}, {100 * r['fraction_outside_range']:.2f} % outside [-1, 1]",
     ]
     task.finish(run, r, lines, samples=num)
+
+
+def _format_mixing(numbers: dict[str, Any], metropolis: bool) -> list[str]:
+    if numbers["r_hat"] is None:
+        return []
+    size, r_hat = numbers["effective_sample_size"], numbers["r_hat"]
+    accepted = f", {100 * numbers['acceptance_rate']:.0f} % accepted" if metropolis else ""
+    return [
+        f"second half: R-hat of the energy {r_hat:.3f} (mixed: below 1.01), effective sample size {size:.0f}{accepted}"
+    ]
 
 
 @run_command(".png")

@@ -25,17 +25,17 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
     """
     energy, generator, inference = trio.energy, trio.generator, trio.inference
     w_data, w_sample = terms.generator_weights(cfg)  # the paper's: 1 / (2 sigma^2) each
-    slopes = Trace(gradients_only=True)
+    x_trace, z_trace = Trace(gradients_only=True), Trace(gradients_only=True) if cfg.z_chain.metropolis else None
 
     with lanes() as lane:
         with lane():  # MCMC sampling
             x_hat = generator(z)
             x_start = terms.add_start_noise(x_hat.detach(), cfg, rng)
-            x_rev = revise_x(terms.augmented(energy, x_start, cfg, rng), x_start, cfg.x_chain, rng, slopes)  # Eq. 3
+            x_rev = revise_x(terms.augmented(energy, x_start, cfg, rng), x_start, cfg.x_chain, rng, x_trace)  # Eq. 3
         with lane():  # MCMC inference
             q = Gaussian(*inference(x))
             z_hat = q.sample(rng).detach()
-            z_rev = revise_z(generator, z_hat, x, cfg.sigma, cfg.z_chain, rng)  # Eq. 6
+            z_rev = revise_z(generator, z_hat, x, cfg.sigma, cfg.z_chain, rng, z_trace)  # Eq. 6
 
     with lanes() as lane:
         with lane():  # learn the EBM
@@ -54,12 +54,13 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
             loss_inference = cfg.inference_data_weight * data_nll + cfg.inference_sample_weight * sample_nll  # Eq. 15
 
     stats = energy_stats | {
-        "energy_slope": torch.stack(slopes.grad_norm).mean() if slopes.grad_norm else x.new_zeros(()),
+        "energy_slope": torch.stack(x_trace.grad_norm).mean() if x_trace.grad_norm else x.new_zeros(()),
         "reconstruction_mse": data_error.detach() / x[0].numel(),
         "inference_data_nll": data_nll.detach(),
         "inference_sample_nll": sample_nll.detach(),
         "x_displacement_rms": rms_distance(x_rev, x_start).mean(),
         "z_displacement_rms": rms_distance(z_rev, z_hat).mean(),
+        **terms.acceptance(x_trace, z_trace),
     }
     return Losses(loss_energy, loss_generator, loss_inference, stats)
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import Network, energies, revise_x
+from dualmcmc.langevin import Network, Trace, energies, revise_x
 from dualmcmc.methods import Stats
 from dualmcmc.methods.augment import AugmentedEnergy, draw_augmentation
 from dualmcmc.nets import Trio
@@ -47,6 +47,12 @@ def augmented(energy: Network, x: Tensor, cfg: Teaching, rng: RandomSource) -> N
     if cfg.energy_augment == 0:
         return energy
     return AugmentedEnergy(energy, draw_augmentation(x, cfg.energy_augment, rng))
+
+
+def acceptance(x_trace: Trace, z_trace: Trace | None) -> Stats:
+    """Acceptance rates of the chains that have an accept/reject step."""
+    traces = {"x_acceptance": x_trace.accepted, "z_acceptance": z_trace.accepted if z_trace is not None else []}
+    return {name: torch.stack(accepted).float().mean() for name, accepted in traces.items() if accepted}
 
 
 class PairedEnergies(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc.langevin import Trace
+from dualmcmc.metrics.chains import MIN_DRAWS, effective_sample_size, r_hat
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import from_uint8, side_by_side, stacked, strip, to_uint8
@@ -85,7 +86,7 @@ class LongChains:
 
 
 def long_chains(run: Run, n: int, steps: int) -> LongChains:
-    """n x-chains of `steps` steps from generator samples: energy, displacement, and pixels outside [-1, 1].
+    """n x-chains of `steps` steps from generator samples: energy, its mixing, displacement, pixels outside [-1, 1].
 
     A converged chain keeps its energy and its distance from the start. One that keeps drifting, or leaves the pixel
     range, indicates an energy that is unbounded there.
@@ -98,7 +99,8 @@ def long_chains(run: Run, n: int, steps: int) -> LongChains:
     end = run.revise_x(start, steps, run.generator_for("x-chain"), trace)
     energy, displacement = (torch.stack(values).double().cpu() for values in (trace.potential, trace.displacement))
     outside = [float((~(state.abs() <= 1)).double().mean()) for state in trace.states]  # NaN counts as outside
-    halfway = len(energy) // 2
+    halfway = len(energy) // 2  # the burn-in
+    measurable = len(energy) - halfway >= MIN_DRAWS and bool(torch.isfinite(energy).all())
     numbers = {
         "chains": n,
         "steps": steps,
@@ -106,6 +108,9 @@ def long_chains(run: Run, n: int, steps: int) -> LongChains:
         "energy_start": float(energy[0].mean()),
         "energy_halfway": float(energy[halfway].mean()),
         "energy_end": float(energy[-1].mean()),
+        "effective_sample_size": effective_sample_size(energy[halfway:]) if measurable else None,
+        "r_hat": r_hat(energy[halfway:]) if measurable else None,
+        "acceptance_rate": trace.acceptance_rate,
         "displacement_rms_halfway": float(displacement[halfway].square().mean().sqrt()),
         "displacement_rms_end": float(displacement[-1].square().mean().sqrt()),
         "max_abs_pixel": float(end.abs().max()),
