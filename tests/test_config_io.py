@@ -1,13 +1,15 @@
 import dataclasses
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualmcmc import config_io
-from dualmcmc.config import Config
+from dualmcmc.config import Adam, Chain, Config, Data, Teaching
 from dualmcmc.utils.errors import UserError
 
 EXPECTED = {
@@ -255,3 +257,29 @@ def test_description_of_a_preset_is_of_its_own_images(tmp_path):
         file = tmp_path / "file.yaml"
         file.write_text(f"extends: cifar10-simple\n{description}\ndata: {{source: folder, path: /x/photos.zip}}\n")
         assert config_io.load_config(str(file)).description == expected
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Chain(steps=-1), "Chain: steps must be at least 0, not -1"),
+        (lambda: Chain(steps=2.5), "Chain: steps must be an integer, not 2.5"),
+        (lambda: Chain(steps=True), "Chain: steps must be an integer, not True"),
+        (lambda: Chain(step_size=float("nan")), "Chain: step_size must be greater than 0, not nan"),
+        (lambda: Chain(step_size=1e300), "Chain: step_size must be at most 1e\\+38"),
+        (lambda: Chain(clamp="1"), "Chain: clamp must be a number or None, not '1'"),
+        (lambda: Chain(metropolis=1), "Chain: metropolis must be True or False, not 1"),
+        (lambda: Teaching(x_chain=30), "Teaching: x_chain must be a Chain, not 30"),
+        (lambda: Adam(betas=(0.0, 1.0)), "Adam: betas must be less than 1, not 1.0"),
+        (lambda: Adam(betas=(0.0,)), "Adam: betas must be a tuple of 2 numbers"),
+        (lambda: Data(channels=2), "Data: channels must be 1 or 3, not 2"),
+        (lambda: replace(Chain(), temperature=-1), "Chain: temperature must be at least 0"),
+    ],
+)
+def test_settings_built_in_python_are_checked(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def test_numpy_numbers_are_settings():
+    assert Chain(steps=np.int64(3), step_size=np.float32(0.5)).steps == 3

@@ -2,17 +2,24 @@
 
 Defaults are the paper's equations with the authors' chains, networks and optimizers; a preset (`presets/*.yaml`) lists
 what an experiment changes. Every field has a help text and, where it makes sense, limits. `config_io.py` builds the
-tree from presets, YAML and KEY=VALUE, validates it once, and prints it with comments.
+tree from presets, YAML and KEY=VALUE, and prints it with comments.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from numbers import Integral, Real
 from typing import Any, Literal
 
-from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.errors import UserError, format_value
 from dualmcmc.utils.geometry import downsampling_stages
+from dualmcmc.utils.tree import Tree
 
 
 def setting(default: Any, doc: str, **limits: float) -> Any:
@@ -26,6 +33,7 @@ def group(cls: Any, doc: str, **changes: Any) -> Any:
 
 
 MAX_STEPS = MAX_BATCH = 1_000_000
+MAX_INTEGER, MAX_FLOAT = 10**15, 1e38  # of a setting without its own upper limit; 1e38 is finite in float32
 RAMP_STEPS = 10  # of energy_augment_ramp
 CHAIN_CHANGES = ("steps", "step_size", "temperature", "metropolis")  # of the x-chain, in `sampling`
 
@@ -36,8 +44,74 @@ Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba1
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 
 
+class Settings(Tree):
+    """A group of settings. Types and limits are checked however it is built, so that `Chain(steps=-1)` is refused."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):  # type: ignore[arg-type]
+            value, kind = getattr(self, entry.name), _types(type(self))[entry.name]  # type: ignore[arg-type]
+            name = f"{type(self).__name__}: {entry.name}"
+            if not _fits(value, kind):
+                raise UserError(f"{name} must be {_describe(kind)}, not {format_value(value)}.")
+            check_limits(value, entry.metadata, name)
+
+
+@cache
+def _types(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value has the declared type of a setting."""
+    options = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):  # X | None
+        return value is None or _fits(value, options[0])
+    if typing.get_origin(kind) is Literal:
+        return any(value == option and type(value) is type(option) for option in options)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and len(value) == len(options) and all(map(_fits, value, options))
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    """A type in words."""
+    options = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return f"{_describe(options[0])} or None"
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(map(repr, options))
+    if typing.get_origin(kind) is tuple:
+        return f"a tuple of {len(options)} numbers"
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "text"}
+    return words.get(kind, f"a {kind.__name__}")
+
+
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "gt": ("greater than", operator.gt),
+    "ge": ("at least", operator.ge),
+    "lt": ("less than", operator.lt),
+    "le": ("at most", operator.le),
+}
+
+
+def check_limits(value: Any, metadata: Mapping[str, Any], name: str) -> None:
+    """Raise `UserError` if a number, or one of several, is beyond its limits, or beyond every sensible number."""
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, bool) or not isinstance(item, Real):
+            continue
+        limits = {key: metadata[key] for key in _LIMITS if key in metadata}
+        if not limits.keys() & {"lt", "le"}:
+            limits["le"] = MAX_INTEGER if isinstance(item, Integral) else MAX_FLOAT
+        for key, limit in limits.items():
+            words, satisfied = _LIMITS[key]
+            if not satisfied(item, limit):
+                raise UserError(f"{name} must be {words} {limit:g}, not {format_value(item)}.")
+
+
 @dataclass(frozen=True)
-class Data:
+class Data(Settings):
     """Training images."""
 
     source: DatasetName = setting("digits", "named dataset ('dualmcmc data list'), or folder: your images at data.path")
@@ -63,6 +137,7 @@ class Data:
     workers: int = setting(4, "reader threads when streaming", ge=1, le=256)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         downsampling_stages(self.size)
         if self.source == "digits" and (self.path or self.test_path):
             raise UserError(
@@ -74,7 +149,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Nets:
+class Nets(Settings):
     """The three networks."""
 
     kind: Literal["simple", "resnet", "style"] = setting(
@@ -102,7 +177,7 @@ class Nets:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Settings):
     """A Langevin chain: u <- u - s dU/du + sqrt(2 s temperature) N(0, I), `steps` times.
 
     The paper's chains have temperature 1. The authors' code runs a colder x-chain: noise 0.001 per step, which is
@@ -129,7 +204,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Teaching:
+class Teaching(Settings):
     """Dual-MCMC teaching: model constants, the two chains, loss weights."""
 
     latent_dim: int = setting(128, "dimension d of z ~ N(0, I)", ge=1, le=65536)
@@ -184,7 +259,7 @@ class Teaching:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Settings):
     """Adam for one network."""
 
     lr: float = setting(1e-4, "learning rate", gt=0)
@@ -195,7 +270,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Optim:
+class Optim(Settings):
     """One Adam per network, and the learning-rate schedule."""
 
     energy: Adam = group(Adam, "Adam of E", lr=1e-4)
@@ -217,7 +292,7 @@ class Optim:
 
 
 @dataclass(frozen=True)
-class Ema:
+class Ema(Settings):
     """Exponential moving average of the weights, used for sampling."""
 
     half_life: int = setting(100_000, "half-life in images; 0: no averaging", ge=0)
@@ -226,7 +301,7 @@ class Ema:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Settings):
     """How a trained run samples; null means as in training (teaching.x_chain)."""
 
     steps: int | None = setting(None, "x-chain steps", ge=0, le=MAX_STEPS)
@@ -240,7 +315,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(Settings):
     """Length of training and output intervals, counted in images, so that the batch size does not change them."""
 
     batch: int = setting(100, "images per iteration, over all processes", ge=1, le=MAX_BATCH)
@@ -262,7 +337,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(Settings):
     """Speed and memory. Results stay the same up to rounding."""
 
     mode: Literal["auto", "eager", "compiled"] = setting(
@@ -284,7 +359,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Guard:
+class Guard(Settings):
     """When a run counts as diverged, and what happens then."""
 
     max_energy_gap: float = setting(1000.0, "largest |E(x~) - E(x)| of batch means", gt=0)
@@ -298,7 +373,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """All settings of a run."""
 
     preset: str = setting("", "preset this config is based on")
@@ -315,6 +390,7 @@ class Config:
     engine: Engine = group(Engine, Engine.__doc__ or "")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.teaching.energy_consistency > 0 and self.teaching.energy_shift >= self.data.size:
             raise UserError(
                 f"teaching.energy_shift={self.teaching.energy_shift} must be smaller than data.size={self.data.size}."

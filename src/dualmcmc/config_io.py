@@ -1,7 +1,6 @@
 """Presets, YAML files and KEY=VALUE overrides to a `Config`, and back to commented YAML.
 
-Everything is validated here, once: an unknown key, a wrong type or a value out of range raises a `UserError` that says
-where it is.
+An unknown key, a wrong type or a value out of range raises a `UserError` that says where it is.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from dualmcmc.config import Config
+from dualmcmc.config import Config, check_limits
 from dualmcmc.utils import safe_yaml
 from dualmcmc.utils.errors import UserError, first_line, format_value, nearest, sanitize
 
 T = TypeVar("T")
 MAX_TEXT = 4096  # characters of one setting, as of a path
-MAX_NUMBER = {int: 10**15, float: 1e38}  # of a setting without its own upper limit; 1e38 is finite in float32
 
 # settings renamed since a run may have stored them
 RENAMED = {
@@ -104,7 +102,7 @@ def _build(default: T, tree: Any, prefix: str, where: str) -> T:
             values[key] = _build(getattr(default, key), value, f"{path}.", where)
         else:
             values[key] = _convert(hints[key], value, path, where)
-            _within_limits(values[key], known[key].metadata, path, where)
+            check_limits(values[key], known[key].metadata, f"{where}: {path}")
     try:
         return dataclasses.replace(default, **values)  # type: ignore[type-var]
     except UserError as error:
@@ -165,27 +163,6 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-_LIMITS = {
-    "gt": ("greater than", operator.gt),
-    "ge": ("at least", operator.ge),
-    "lt": ("less than", operator.lt),
-    "le": ("at most", operator.le),
-}
-
-
-def _within_limits(value: Any, metadata: Any, path: str, where: str) -> None:
-    for item in value if isinstance(value, tuple) else (value,):
-        if type(item) not in MAX_NUMBER:
-            continue
-        limits = {name: metadata[name] for name in _LIMITS if name in metadata}
-        if not limits.keys() & {"lt", "le"}:
-            limits["le"] = MAX_NUMBER[type(item)]
-        for name, limit in limits.items():
-            words, satisfied = _LIMITS[name]
-            if not satisfied(item, limit):
-                raise UserError(f"{where}: {path} must be {words} {limit:g}, not {format_value(item)}.")
 
 
 def preset_names() -> list[str]:

@@ -95,7 +95,7 @@ def test_default_images_are_those_of_the_run(run):
 
 
 def test_metrics_do_not_affect_each_other(run, images):
-    alone = evaluate(run, ["mse"], 30, images, tiny_features()).reconstruction
+    alone = evaluate(run, "mse", 30, images, tiny_features()).reconstruction
     both = evaluate(run, ["fid", "mse"], 30, images, tiny_features())
     assert both.reconstruction == alone
     assert evaluate(run, ["fid"], 30, images, tiny_features()).ebm == both.ebm

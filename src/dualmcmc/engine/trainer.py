@@ -31,13 +31,14 @@ from dualmcmc.utils.device import (
 from dualmcmc.utils.errors import CannotWrite, UserError, sanitize
 from dualmcmc.utils.files import expand_user, make_folder
 from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.tree import Tree
 
 FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
 FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # except for where its images are
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class TrainResult(Tree):
     """How a call of `train` ended."""
 
     folder: Path

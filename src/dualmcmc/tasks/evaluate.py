@@ -26,6 +26,7 @@ from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.images import to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.tree import Tree
 
 SAMPLE_METRICS = ("fid", "is", "kid", "precision", "recall")
 RECONSTRUCTION_METRICS = {  # and the names of their results
@@ -42,7 +43,7 @@ NO_CLASSIFIER = (
 
 
 @dataclass
-class Evaluation:
+class Evaluation(Tree):
     """Metrics of generator samples, EBM samples and reconstructions; metrics that were skipped, with the reason."""
 
     generator: dict[str, float] = field(default_factory=dict)
@@ -59,8 +60,9 @@ class Evaluation:
         return {name: getattr(self, name) for name in names}
 
 
-def check_metrics(names: Sequence[str]) -> list[str]:
-    """`names` without duplicates, if they are metrics."""
+def check_metrics(names: str | Sequence[str]) -> list[str]:
+    """`names` without duplicates, if they are metrics; text is split at commas."""
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     for name in names:
         if name not in METRICS:
             raise UserError(f"unknown metric '{name}': use {', '.join(METRICS)}.{nearest(name, METRICS)}")
@@ -69,7 +71,7 @@ def check_metrics(names: Sequence[str]) -> list[str]:
 
 def evaluate(
     run: Run,
-    metrics: Sequence[str] = DEFAULT,
+    metrics: str | Sequence[str] = DEFAULT,
     samples: int = 50_000,
     images: data.DataSplits | None = None,
     features: FeatureExtractor | None = None,

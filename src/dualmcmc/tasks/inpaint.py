@@ -31,6 +31,7 @@ from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import grid, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.tree import Tree
 
 STAGES = ("inference", "z_chain", "x_chain")
 FILL = 0.0  # hidden pixels as I sees them, in [-1, 1]
@@ -40,7 +41,7 @@ BLOCKS_PER_SIDE = 8  # a random block has 1/8 of the image's side
 
 
 @dataclass(frozen=True)
-class Inpainting:
+class Inpainting(Tree):
     """Similarity at each stage over all images, and the first images as uint8."""
 
     original: Tensor

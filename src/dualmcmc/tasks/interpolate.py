@@ -11,10 +11,11 @@ from torch import Tensor
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import grid, stacked, to_uint8
+from dualmcmc.utils.tree import Tree
 
 
 @dataclass(frozen=True)
-class Interpolation:
+class Interpolation(Tree):
     """Images (pairs, points, C, H, W) in [-1, 1] from the first to the second of each pair, and numbers about them."""
 
     images: Tensor

@@ -19,6 +19,7 @@ from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.images import stacked
 from dualmcmc.utils.plots import histograms
 from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.tree import Tree
 
 SCORES = {
     "energy": "E(x), as in the paper",
@@ -30,7 +31,7 @@ TYPICALITY_IMAGES = 10_000  # training images whose mean energy is used
 
 
 @dataclass(frozen=True)
-class Detection:
+class Detection(Tree):
     """Scores of every image, and how well they separate each dataset from the run's own images."""
 
     scores: dict[str, dict[str, Tensor]]  # score -> dataset -> (N,)

@@ -15,6 +15,7 @@ from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.images import grid, save_png, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.tree import Tree
 
 NOISE_STEPS = (10, 15, 20, 25, 30)  # lengths of the paper's z-chains from noise
 
@@ -49,7 +50,7 @@ class ImageSimilarity:
 
 
 @dataclass(frozen=True)
-class Reconstruction:
+class Reconstruction(Tree):
     """Similarity (see `ImageSimilarity.numbers`) over all images, and the first of them as uint8."""
 
     original: Tensor
