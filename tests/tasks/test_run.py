@@ -294,3 +294,55 @@ def test_compilation_that_fails_later(run, monkeypatch, capsys):
     assert run.engine == "eager, float32"
     run.reconstruct(run.sample(6))
     assert capsys.readouterr().err == ""
+
+
+def test_images_in_any_form(run):
+    x = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    floats = x[:, None] / 127.5 - 1
+    assert torch.allclose(run.energy(x.numpy()), run.energy(floats))
+    assert torch.allclose(run.infer(x.numpy()).mean, run.infer(floats).mean)
+    assert torch.allclose(run.reconstruct(x), run.reconstruct(floats))
+    assert torch.allclose(run.revise_x(x, rng=rng()), run.revise_x(floats, rng=rng()))
+
+
+def test_energy_is_differentiable(run):
+    x = run.sample(5).requires_grad_()
+    (gradient,) = torch.autograd.grad(run.energy(x).sum(), x)
+    (expected,) = torch.autograd.grad(run.trio.energy(x).sum(), x)
+    assert torch.equal(gradient, expected)
+    assert gradient.abs().sum() > 0
+    with torch.no_grad():
+        assert not run.energy(x).requires_grad
+    assert not run.energy(x.detach()).requires_grad
+
+
+def test_chains_as_iterators(run):
+    x, z = run.sample(4, steps=0), run.prior(4)
+    states = list(run.x_chain(x, rng=rng()))
+    assert len(states) == 1 + run.config.sampling_chain.steps
+    assert torch.equal(states[0], x)
+    assert torch.equal(states[-1], run.revise_x(x, rng=rng()))
+    states = list(run.z_chain(z, x, steps=5, rng=rng(), temperature=0.5))
+    assert len(states) == 6
+    assert torch.equal(states[-1], run.revise_z(z, x, 5, rng(), temperature=0.5))
+    observed = torch.rand(4, 1, 8, 8) < 0.5
+    *_, last = run.x_chain(x, rng=rng(), observed=observed)
+    assert torch.equal(last[observed], x[observed])
+
+
+def test_chain_with_an_accept_reject_step_as_iterator(finished_run):
+    run = dualmcmc.load(finished_run, "cpu", overrides=["sampling.metropolis=true", "sampling.temperature=1e-3"])
+    x = run.sample(4, steps=0)
+    *_, last = run.x_chain(x, rng=rng())
+    assert torch.equal(last, run.revise_x(x, rng=rng()))
+
+
+def test_repr(run):
+    assert repr(run) == "Run(digits: 1x8x8 images, 0.0 M parameters, trained on 128 images, on cpu)"
+
+
+def test_latents_of_another_shape_are_refused(run):
+    with pytest.raises(UserError, match=r"latents of shape \(2, 3\) given, expected \(2, 4\)"):
+        run.generate(torch.zeros(2, 3))
+    with pytest.raises(UserError, match=r"latents of shape \(2, 4\) given, expected \(3, 4\)"):
+        run.revise_z(torch.zeros(2, 4), run.sample(3))

@@ -86,6 +86,11 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
         raise UnreadableImage(first_line(error)) from None
 
 
+def from_pil(image: Image.Image, spec: ImageSpec) -> np.ndarray:
+    """(H, W, C) uint8 pixels of an opened image."""
+    return _apply(_to_8_bit(image), spec)
+
+
 def convert(pixels: np.ndarray, spec: ImageSpec) -> np.ndarray:
     """(H, W, C) uint8 pixels converted to `spec`."""
     height, width, channels = pixels.shape

@@ -21,8 +21,9 @@ from dualmcmc.engine.plan import build_executors, compile_for_sampling, resolve_
 from dualmcmc.engine.run_folder import locate_run, locate_snapshot
 from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
-from dualmcmc.nets import Gaussian, Trio
+from dualmcmc.nets import Gaussian, Trio, parameter_counts
 from dualmcmc.nets.frozen import eval_mode, frozen
+from dualmcmc.tasks.convert import as_images
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.progress import ProgressFactory, no_progress
@@ -38,10 +39,10 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 class Run:
     """The three networks of a run and their use.
 
-    Images are (B, C, H, W) floats in [-1, 1], latents (B, d), both on `run.device`. Methods that draw random numbers
-    take `rng`; None means the run's own generator, seeded when the run is loaded. `steps` is the length of a chain,
-    `temperature` the temperature of a z-chain; None means the run's setting. A `trace` receives the diagnostics of a
-    chain.
+    Results are (B, C, H, W) floats in [-1, 1] for images and (B, d) for latents, on `run.device`. Images may be given
+    as tensors, arrays or PIL images (`tasks.convert`). Methods that draw random numbers take `rng`; None means the
+    run's own generator, seeded when the run is loaded. `steps` is the length of a chain, `temperature` the temperature
+    of a z-chain; None means the run's setting. A `trace` receives the diagnostics of a chain.
     """
 
     def __init__(
@@ -67,6 +68,14 @@ class Run:
         self._compile_failed = False
         self._executors = self._build_executors()
         self.rng = random_numbers.make_generator(random_numbers.derive_seed(seed, random_numbers.Stream.USE), device)
+
+    def __repr__(self) -> str:
+        data, count = self.config.data, sum(parameter_counts(self.trio).values())
+        name = sanitize(self.config.preset or "own networks")
+        return (
+            f"Run({name}: {data.channels}x{data.size}x{data.size} images, {count / 1e6:.1f} M parameters, "
+            f"trained on {self.images:,} images, on {self.device})"
+        )
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. With steps=0: x_hat."""
@@ -153,11 +162,11 @@ class Run:
             with frozen(self._executors.generator) as generator:
                 return generator(z)
 
-        return self._in_batches(forward, z)
+        return self._in_batches(forward, self._latents(z))
 
     def revise_x(
         self,
-        x: Tensor,
+        x: Any,
         steps: int | None = None,
         rng: torch.Generator | None = None,
         trace: Trace | None = None,
@@ -168,22 +177,39 @@ class Run:
         `observed` (B, 1 or C, H, W) is a boolean mask of pixels that keep their value.
         """
         chain = _with_steps(self.config.sampling_chain, steps)
-        source = rng or self.rng
+        return self._run_x_chain(self._images(x), chain, rng or self.rng, trace, observed)
 
+    def x_chain(
+        self, x: Any, steps: int | None = None, rng: torch.Generator | None = None, observed: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """The states of the x-chain from images x, one after the other; `revise_x` returns the last.
+
+        (Up to the order of random numbers, if there are more than `sampling.batch` images.)
+        """
+        chain = _with_steps(self.config.sampling_chain, steps)
+        state = self._images(x).to(self.device)
+        yield state
+        for _ in range(chain.steps):
+            state = self._run_x_chain(state, replace(chain, steps=1), rng or self.rng, None, observed)
+            yield state
+
+    def _run_x_chain(
+        self, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
+    ) -> Tensor:
         def run_chain(x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_x(self._executors.energy, x, chain, source, trace, *observed)
+            return revise_x(self._executors.energy, x, chain, rng, trace, *observed)
 
-        return self._in_batches(run_chain, self._check_images(x), *_expand_mask(observed, x), trace=trace)
+        return self._in_batches(run_chain, x, *_expand_mask(observed, x), trace=trace)
 
-    def infer(self, x: Tensor) -> Gaussian:
+    def infer(self, x: Any) -> Gaussian:
         """q(z|x) of images x: its mean and log-variance."""
-        both = self._in_batches(lambda batch: torch.stack(tuple(self.trio.inference(batch)), 1), self._check_images(x))
+        both = self._in_batches(lambda batch: torch.stack(tuple(self.trio.inference(batch)), 1), self._images(x))
         return Gaussian(both[:, 0], both[:, 1])
 
     def revise_z(
         self,
         z: Tensor,
-        x: Tensor,
+        x: Any,
         steps: int | None = None,
         rng: torch.Generator | None = None,
         trace: Trace | None = None,
@@ -194,20 +220,43 @@ class Run:
 
         With `observed` (B, 1 or C, H, W), a boolean mask of known pixels: on p(z | observed pixels).
         """
-        teaching = self.config.teaching
-        chain = _with_steps(teaching.z_chain, steps)
-        if temperature is not None:
-            chain = replace(chain, temperature=temperature)
-        source = rng or self.rng
+        chain = self._z_chain_settings(steps, temperature)
+        return self._run_z_chain(z, self._images(x), chain, rng or self.rng, trace, observed)
+
+    def z_chain(
+        self,
+        z: Tensor,
+        x: Any,
+        steps: int | None = None,
+        rng: torch.Generator | None = None,
+        observed: Tensor | None = None,
+        temperature: float | None = None,
+    ) -> Iterator[Tensor]:
+        """The states of the z-chain from latents z of images x, one after the other; `revise_z` returns the last."""
+        chain, images = self._z_chain_settings(steps, temperature), self._images(x)
+        state = z.to(self.device)
+        yield state
+        for _ in range(chain.steps):
+            state = self._run_z_chain(state, images, replace(chain, steps=1), rng or self.rng, None, observed)
+            yield state
+
+    def _z_chain_settings(self, steps: int | None, temperature: float | None) -> Chain:
+        chain = _with_steps(self.config.teaching.z_chain, steps)
+        return chain if temperature is None else replace(chain, temperature=temperature)
+
+    def _run_z_chain(
+        self, z: Tensor, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
+    ) -> Tensor:
+        sigma = self.config.teaching.sigma
 
         def run_chain(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_z(self._executors.generator, z, x, teaching.sigma, chain, source, trace, *observed)
+            return revise_z(self._executors.generator, z, x, sigma, chain, rng, trace, *observed)
 
-        return self._in_batches(run_chain, z, self._check_images(x), *_expand_mask(observed, x), trace=trace)
+        return self._in_batches(run_chain, self._latents(z, len(x)), x, *_expand_mask(observed, x), trace=trace)
 
     def reconstruct(
         self,
-        x: Tensor,
+        x: Any,
         steps: int | None = None,
         rng: torch.Generator | None = None,
         temperature: float | None = 0.0,
@@ -217,11 +266,16 @@ class Run:
         The z-chain is noise-free unless a temperature is given: it approaches a mode of p(z|x), which is closer to x
         than a sample.
         """
+        x = self._images(x)
         return self.generate(self.revise_z(self.infer(x).mean, x, steps, rng, temperature=temperature))
 
-    def energy(self, x: Tensor) -> Tensor:
-        """E(x) = -f(x), (B,): low for likely images."""
-        return self._in_batches(self.trio.energy, self._check_images(x))
+    def energy(self, x: Any) -> Tensor:
+        """E(x) = -f(x), (B,): low for likely images. Differentiable in x if x requires a gradient."""
+        x = self._images(x)
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return self._in_batches(self.trio.energy, x)
+        with eval_mode(self.trio, self.config.sampling.batchnorm):
+            return torch.cat([self.trio.energy(part.to(self.device)) for part in x.split(self.config.sampling.batch)])
 
     def export(self, path: Path, dtype: str = "float16") -> dict[str, Any]:
         """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error.
@@ -243,14 +297,15 @@ class Run:
         total = sum(float(value.double().square().sum()) for value in tensors.values())
         return {"dtype": dtype, "bytes": path.stat().st_size, "relative_change": (changed / total) ** 0.5}
 
-    def _check_images(self, x: Tensor) -> Tensor:
-        """`x`, if it has the shape of this run's images."""
-        shape = (self.config.data.channels, self.config.data.size, self.config.data.size)
-        if x.ndim != 4 or x.shape[1:] != shape:
-            raise UserError(
-                f"this run was trained on images of shape {_format_shape(shape)}, not {_format_shape(x.shape[1:])}."
-            )
-        return x
+    def _images(self, x: Any) -> Tensor:
+        return as_images(x, self.config.data)
+
+    def _latents(self, z: Tensor, count: int | None = None) -> Tensor:
+        """`z`, if it has the shape of latents, one per image."""
+        expected = (count if count is not None else len(z), self.config.teaching.latent_dim)
+        if tuple(z.shape) != expected:
+            raise UserError(f"latents of shape {tuple(z.shape)} given, expected {expected}.")
+        return z
 
     def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor, trace: Trace | None = None) -> Tensor:
         """`function` on at most `sampling.batch` items at a time, so that memory stays bounded.
@@ -269,10 +324,6 @@ class Run:
 def _expand_mask(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
     """One mask per image, as an optional argument."""
     return () if observed is None else (observed.expand(len(x), -1, -1, -1),)
-
-
-def _format_shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) + " (channels, height, width)"
 
 
 def require_finite(x: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""Images as people have them, to what the networks expect: (B, C, H, W) floats in [-1, 1].
+
+uint8 pixels are mapped from 0..255; floats must be in [-1, 1] already. Channels may be first or last, a greyscale image
+needs no channel axis, and a single image becomes a batch of one. Only PIL images are cropped, resized and converted, as
+files are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dualmcmc.config import Data
+from dualmcmc.data.images import ImageSpec, UnreadableImage, from_pil
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.images import from_uint8
+
+MAX_VALUE = 50  # of floats: a chain may leave [-1, 1], but this far away are pixels from 0 to 255
+
+
+def as_images(value: Any, cfg: Data) -> Tensor:
+    """`value` (a tensor, an array, a PIL image, or a list of those) for a run on images like `cfg`.
+
+    A batch of float tensors is returned as it is, so that gradients reach it.
+    """
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise UserError("there are no images in an empty list.")
+        return torch.cat([as_images(item, cfg) for item in value])
+    if isinstance(value, Image.Image):
+        try:
+            value = from_pil(value, ImageSpec.from_config(cfg))
+        except UnreadableImage as error:
+            raise UserError(f"cannot use this image: {error}.") from None
+    if isinstance(value, np.ndarray) and value.dtype.kind in "buif":
+        value = torch.from_numpy(np.array(value))  # a copy: torch accepts neither read-only nor reversed arrays
+    if not isinstance(value, Tensor):
+        kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise UserError(f"images must be a tensor, an array, a PIL image or a list of these, not {kind}.")
+    images = _batch(value, (cfg.channels, cfg.size, cfg.size))
+    if images.dtype == torch.uint8:
+        return from_uint8(images)
+    if not images.is_floating_point():
+        raise UserError(f"pixels must be uint8 (0 to 255) or floats (-1 to 1), not {str(images.dtype)[6:]}.")
+    largest = float(images.detach().abs().amax()) if images.numel() else 0.0
+    if MAX_VALUE < largest < math.inf:
+        raise UserError(f"floats must be in [-1, 1], these reach {largest:.4g}: convert pixels from 0 to 255 to uint8.")
+    return images if images.dtype == torch.float32 else images.float()
+
+
+def _batch(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """(B, C, H, W), from any of the accepted layouts."""
+    channels, height, width = shape
+    given = tuple(images.shape)
+    if given[-3:] == shape and len(given) in (3, 4):
+        pass
+    elif given[-3:] == (height, width, channels) and len(given) in (3, 4):
+        images = images.movedim(-1, -3)
+    elif channels == 1 and given[-2:] == (height, width) and len(given) in (2, 3):
+        images = images.unsqueeze(-3)
+    else:
+        text, expected = ("x".join(map(str, dimensions)) for dimensions in (given, shape))
+        raise UserError(
+            f"this run was trained on images of shape {expected} (channels, height, width); these have shape {text}."
+        )
+    return images if images.ndim == 4 else images[None]

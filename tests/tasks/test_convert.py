@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dualmcmc.config import Data
+from dualmcmc.tasks.convert import as_images
+from dualmcmc.utils.errors import UserError
+
+GREY, RGB = Data(size=8, channels=1), Data(size=8, channels=3)
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+EXPECTED = torch.from_numpy(PIXELS).permute(0, 3, 1, 2).double() / 127.5 - 1
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        PIXELS,
+        PIXELS.transpose(0, 3, 1, 2),
+        torch.from_numpy(PIXELS),
+        torch.from_numpy(PIXELS).permute(0, 3, 1, 2),
+        (PIXELS / 127.5 - 1).astype(np.float32),
+        PIXELS / 127.5 - 1,
+        EXPECTED.half(),
+        list(PIXELS),
+        [Image.fromarray(pixels) for pixels in PIXELS],
+        [PIXELS[0], Image.fromarray(PIXELS[1]), torch.from_numpy(PIXELS[2:])],
+    ],
+    ids=["last", "first", "tensor_last", "tensor_first", "float32", "float64", "half", "list", "pil", "mixed"],
+)
+def test_every_form_gives_the_same_images(images):
+    found = as_images(images, RGB)
+    assert (found.dtype, found.shape) == (torch.float32, (5, 3, 8, 8))
+    assert torch.allclose(found.double(), EXPECTED, atol=1e-3 if getattr(images, "dtype", 0) == torch.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (8, 8, 1), (1, 1, 8, 8), (1, 8, 8, 1)])
+def test_greyscale_and_single_images(shape):
+    pixels = PIXELS[0, :, :, 0]
+    found = as_images(pixels.reshape(shape), GREY)
+    assert found.shape == (1, 1, 8, 8)
+    assert torch.allclose(found[0, 0].double(), EXPECTED[0, 0], atol=1e-6)
+
+
+def test_pil_images_are_converted_like_files():
+    photo = Image.new("RGBA", (40, 20), (255, 0, 0, 255))
+    photo.paste((0, 0, 255, 255), (10, 0, 30, 20))  # what the center crop keeps
+    assert torch.equal(as_images(photo, RGB)[0, :, 4, 4], torch.tensor([-1.0, -1.0, 1.0]))
+    assert as_images(photo, GREY).shape == (1, 1, 8, 8)
+    with pytest.raises(UserError, match="cannot use this image: floating-point pixels of unknown range"):
+        as_images(Image.new("F", (8, 8)), GREY)
+
+
+def test_gradients_reach_a_float_tensor():
+    x = torch.zeros(2, 1, 8, 8, requires_grad=True)
+    assert as_images(x, GREY) is x
+    as_images(x[0], GREY).sum().backward()
+    assert x.grad.sum() == 64
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 3, 8, 8), r"trained on images of shape 1x8x8 \(channels, height, width\); these .* 2x3x8x8"),
+        (torch.zeros(8), "these have shape 8"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.int64), r"uint8 \(0 to 255\) or floats \(-1 to 1\), not int64"),
+        (np.zeros((8, 8), bool), "not bool"),
+        (torch.full((1, 8, 8), 255.0), r"must be in \[-1, 1\], these reach 255: convert pixels from 0 to 255 to uint8"),
+        ([], "empty list"),
+        (np.array([{}]), "not array of object"),
+        ("photo.png", "a PIL image or a list of these, not str"),
+    ],
+)
+def test_wrong_images_are_refused(images, message):
+    with pytest.raises(UserError, match=message):
+        as_images(images, GREY)
+
+
+def test_states_of_a_chain_may_leave_the_range():
+    for value in (11.7, torch.inf, torch.nan):
+        assert as_images(torch.full((1, 1, 8, 8), value), GREY).shape == (1, 1, 8, 8)
