@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -108,3 +110,10 @@ def test_invalid_arguments(run, finished_run, images):
         evaluate(run, ["fid"], 1, images, tiny_features())
     with pytest.raises(UserError, match=r"data\.crop applies to --images only"):
         evaluate(dualmcmc.load(finished_run, "cpu", overrides=["data.crop=none"]), ["mse"], images=images)
+
+
+def test_metrics_without_torchmetrics_are_skipped(run, images, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    result = evaluate(run, "fid,kid", 20, images, tiny_features())
+    assert "dualmcmc[metrics]" in result.skipped["kid"]
+    assert result.ebm.keys() == {"frechet_custom_network"}

@@ -219,6 +219,9 @@ def doctor(
     if not folder.log.is_file():
         raise UserError(f"'{folder.root}' has no log.jsonl: train there first, or choose another run.")
     if out is not None:
+        from dualmcmc.utils.plots import check_plots
+
+        check_plots()
         check_output(out, ".png")
     config, log = config_io.load_stored_config(folder.config), read_log(folder.log)
     findings, history = examine(log, config), History(log)
@@ -260,7 +263,9 @@ def report(
     """
     from dualmcmc.engine.run_folder import RunFolder
     from dualmcmc.report.page import LABELS, write_report
+    from dualmcmc.utils.plots import check_plots
 
+    check_plots()
     folder = RunFolder(expand_user(target))
     folder.require_run()
     check_output(folder.report if out is None else out, ".html")

@@ -75,7 +75,9 @@ def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [def
     """
     from dualmcmc.tasks import chains
     from dualmcmc.utils.images import save_png
+    from dualmcmc.utils.plots import check_plots
 
+    check_plots()
     run = task.load(defaults=[f"sampling.steps={LONG_CHAIN_STEPS}"])
     result = chains.long_chains(run, num, run.config.sampling_chain.steps)
     save_png(result.picture, task.out)
@@ -195,7 +197,9 @@ def revise(
     """
     from dualmcmc.tasks import chains
     from dualmcmc.utils.images import save_png
+    from dualmcmc.utils.plots import check_plots
 
+    check_plots()
     run = task.load()
     inputs = task.images(run, images)
     x, z = chains.trace_x(run, num, every), chains.trace_z(run, inputs.store.first(num), 1)
@@ -287,7 +291,9 @@ def outliers(
     from dualmcmc.tasks import outliers as module
     from dualmcmc.tasks.inputs import dataset_for, held_out_images
     from dualmcmc.utils.images import save_png
+    from dualmcmc.utils.plots import check_plots
 
+    check_plots()
     chosen = module.check_scores(split_list("--scores", scores))
     names = split_list("--against", against)
     run = task.load()

@@ -99,6 +99,7 @@ def train(
 
 
 def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
+    from dualmcmc.engine.log import has_tensorboard
     from dualmcmc.utils.device import format_bytes
 
     if as_json:
@@ -112,7 +113,8 @@ def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
         )
         print(f"run folder  {folder}")
         print(f"samples     {folder / 'samples'}")
-        print(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
+        if has_tensorboard():
+            print(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
         if not finished:
             print(f"continue    dualmcmc train --resume --out {folder}")
         print(f"report      dualmcmc report {folder}")

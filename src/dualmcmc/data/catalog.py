@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -54,19 +55,19 @@ class DatasetInfo:
     optional_splits: tuple[str, ...] = ()
     partition_optional: bool = False  # without the file that defines the splits, all images are `train`
     manual_instructions: str | None = None  # for datasets whose terms must be accepted
+    needs: str | None = None  # a module of the extra `data`, to read it
 
 
 def read_digits(path: Path) -> dict[str, ImageSource]:
-    """The test split of UCI's "Optical Recognition of Handwritten Digits", from scikit-learn; `path` is ignored."""
+    """The test split of UCI's "Optical Recognition of Handwritten Digits", as in scikit-learn; `path` is ignored."""
     return {"train": ArraySource("digits", _digits, 1797)}
 
 
 def _digits() -> np.ndarray:
     """(1797, 8, 8, 1) uint8; the 17 grey levels are spread over 0..255."""
-    from sklearn.datasets import load_digits
-
-    levels = load_digits().images  # 0..16
-    return (levels * (255 / 16)).round().astype(np.uint8)[..., None]
+    with resources.files("dualmcmc.data").joinpath("digits.npz").open("rb") as file, np.load(file) as stored:
+        levels = stored["levels"]  # (1797, 64), 0..16
+    return (levels.reshape(-1, 8, 8, 1) * (255 / 16)).round().astype(np.uint8)
 
 
 def _remote_files(bases: tuple[str, ...], files: Mapping[str, str | None]) -> tuple[RemoteFile, ...]:
@@ -176,6 +177,7 @@ CATALOG = {
             homepage="http://ufldl.stanford.edu/housenumbers/",
             megabytes=246,
             read=svhn.read,
+            needs="scipy.io",
             official=_remote_files(
                 ("http://ufldl.stanford.edu/housenumbers/",),
                 {

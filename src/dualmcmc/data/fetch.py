@@ -19,6 +19,7 @@ from dualmcmc.data.mirrors import download_package
 from dualmcmc.data.resolve import dataset_folder, fetched_pack, is_complete
 from dualmcmc.data.source import ImageChecksum, ImageSource
 from dualmcmc.utils.errors import CannotWrite, UserError, first_line
+from dualmcmc.utils.extras import require
 from dualmcmc.utils.files import make_folder, remove_stale_temporaries
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -71,6 +72,8 @@ def fetch(
         raise UserError(f"{dataset.title} must be downloaded manually: see 'dualmcmc data fetch {name}'.")
     sources = available_sources(dataset)
     check_source(name, source, sources)
+    if dataset.needs is not None:
+        require(dataset.needs, "data", f"reading {dataset.title}")  # before a long download
     if _is_intact(target):
         return target
     folder = make_folder(dataset_folder(name), CACHE_ADVICE)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,24 @@ RENAMED = {  # since earlier versions
 }
 
 
+def has_tensorboard() -> bool:
+    """Whether TensorBoard is installed; without it, a run writes log.jsonl alone."""
+    try:
+        return find_spec("tensorboard") is not None
+    except ValueError:  # a module that was loaded without a spec
+        return False
+
+
+def _summary_writer(folder: Path, images: int) -> Any:
+    if not has_tensorboard():
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=images + 1)
+
+
 class RunLog:
-    """Appends to log.jsonl and to TensorBoard.
+    """Appends to log.jsonl and, if it is installed, to TensorBoard.
 
     When a run resumes at `images`, later lines are dropped: that work is done again.
     """
@@ -45,15 +62,13 @@ class RunLog:
         self._open(images)
 
     def _open(self, images: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         folder = self._folder
         if folder.log.exists():
             kept = [line for line in read_log(folder.log) if line["images"] <= images]
             write_text(folder.log, "".join(to_json(entry) + "\n" for entry in kept))
         with _writing(folder.root):
             self._file = open(folder.log, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
-            self._tensorboard = SummaryWriter(str(folder.tensorboard), purge_step=images + 1)
+            self._tensorboard = _summary_writer(folder.tensorboard, images)
         threading.excepthook = _ignore_write_errors
 
     def rewind(self, images: int) -> None:
@@ -68,6 +83,8 @@ class RunLog:
     def stats(self, values: dict[str, float]) -> None:
         """Record the statistics of one log interval; `images` among them is the x-axis."""
         self._write({"kind": "train", **values})
+        if self._tensorboard is None:
+            return
         with _writing(self._folder.tensorboard):
             for name, value in values.items():
                 if name not in ("images", "iteration"):
@@ -75,14 +92,17 @@ class RunLog:
 
     def image(self, name: str, pixels: Any, images: int) -> None:
         """Show a (C, h, w) uint8 image in TensorBoard."""
+        if self._tensorboard is None:
+            return
         with _writing(self._folder.tensorboard):
             self._tensorboard.add_image(name, pixels, images)
 
     def close(self) -> None:
         """Flush and close, ignoring write errors."""
         for file in (self._file, self._tensorboard):
-            with suppress(OSError):
-                file.close()
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
         threading.excepthook = threading.__excepthook__
 
     def _write(self, entry: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from dualmcmc import config_io, data
 from dualmcmc.config import Config
 from dualmcmc.data.loader import BatchLoader
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
-from dualmcmc.engine.log import NullLog, RunLog
+from dualmcmc.engine.log import NullLog, RunLog, has_tensorboard
 from dualmcmc.engine.loop import TrainLoop
 from dualmcmc.engine.plan import resolve_plan
 from dualmcmc.engine.run_folder import RunFolder, RunLock
@@ -151,6 +151,8 @@ def _train(
     reporter.message(f"{len(images.train):,} images on {where}, {placement}; {plan.summary}; parameters: {sizes}")
     if init:
         reporter.message(f"starting from '{sanitize(init['file'], 500)}', trained on {init['images']:,} images")
+    if not has_tensorboard():
+        reporter.message("no TensorBoard curves, only log.jsonl: pip install 'dualmcmc[trackers]' adds them")
     for note in (*images.notes, *plan.notes):
         reporter.message(note)
     for path in damaged:

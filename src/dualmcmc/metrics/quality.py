@@ -12,19 +12,26 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dualmcmc.utils.extras import require
+
 SUBSET_SIZE, SUBSETS = 1000, 100  # of KID
 SPLITS = 10  # of the Inception Score
 NEIGHBORS = 3  # of precision and recall
 BLOCK = 4096  # rows of the distance matrix computed at once
+TORCHMETRICS = ("metrics", "measuring KID or the Inception Score")  # its extra, and what it is for
+
+
+def check_torchmetrics() -> None:
+    """Raise `UserError` if KID and IS cannot be measured, before the samples are drawn."""
+    require("torchmetrics", *TORCHMETRICS)
 
 
 def kid(samples: Tensor, real: Tensor, seed: int = 0) -> tuple[float, float]:
     """KID (Bińkowski et al., 2018): mean and standard deviation over 100 random pairs of subsets of up to 1,000."""
-    from torchmetrics.image.kid import KernelInceptionDistance
-
+    kid_module = require("torchmetrics.image.kid", *TORCHMETRICS)
     with warnings.catch_warnings(action="ignore"), _seeded(seed):  # torchmetrics warns about its memory
         subset_size = min(SUBSET_SIZE, len(samples), len(real))
-        metric = KernelInceptionDistance(nn.Identity(), SUBSETS, subset_size, sync_on_compute=False)
+        metric = kid_module.KernelInceptionDistance(nn.Identity(), SUBSETS, subset_size, sync_on_compute=False)
         metric.to(samples.device)
         metric.update(real.to(samples).double(), real=True)
         metric.update(samples.double(), real=False)
@@ -34,10 +41,11 @@ def kid(samples: Tensor, real: Tensor, seed: int = 0) -> tuple[float, float]:
 
 def inception_score(class_scores: Tensor, seed: int = 0) -> tuple[float, float]:
     """IS (Salimans et al., 2016): mean and standard deviation over ten random splits."""
-    from torchmetrics.image.inception import InceptionScore
-
+    inception_module = require("torchmetrics.image.inception", *TORCHMETRICS)
     with warnings.catch_warnings(action="ignore"), _seeded(seed):  # torchmetrics warns about its memory
-        metric = InceptionScore(nn.Identity(), splits=SPLITS, sync_on_compute=False).to(class_scores.device)
+        metric = inception_module.InceptionScore(nn.Identity(), splits=SPLITS, sync_on_compute=False).to(
+            class_scores.device
+        )
         metric.update(class_scores)
         mean, std = metric.compute()
     return float(mean), float(std)

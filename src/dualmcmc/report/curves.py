@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from dualmcmc.health.history import curve
-from dualmcmc.utils.plots import ACCENT, INK, SECOND, render, style
+from dualmcmc.utils.plots import ACCENT, INK, SECOND, new_figure, render, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Panel(NamedTuple):
@@ -51,7 +53,7 @@ def plot_log(log: Sequence[dict[str, Any]], bands: Mapping[str, tuple[float, flo
 def make_figure(log: Sequence[dict[str, Any]], bands: Mapping[str, tuple[float, float]]) -> Figure:
     """The figure of `plot_log`."""
     lines = [entry for entry in log if entry.get("kind") == "train"]
-    figure = Figure(figsize=(15, 6), layout="constrained")
+    figure = new_figure(15, 6)
     for axes, panel in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
         shown: list[float] = []
         for (name, label), colour in zip(panel.curves.items(), (ACCENT, SECOND, INK), strict=False):

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
+
+from dualmcmc.utils.extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INK, COLOURS = "#374151", ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#6b7280")
 ACCENT, SECOND = COLOURS[:2]
+
+
+def _matplotlib(module: str) -> Any:
+    return require(f"matplotlib.{module}", "plots", "drawing curves")
+
+
+def check_plots() -> None:
+    """Raise `UserError` if curves cannot be drawn, before the work whose results they would show."""
+    _matplotlib("figure")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches."""
+    figure: Figure = _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
+    return figure
 
 
 def profile(values: Tensor, title: str, label: str) -> Tensor:
@@ -20,7 +38,7 @@ def profile(values: Tensor, title: str, label: str) -> Tensor:
     table = values.float().cpu()
     steps = range(len(table))
     low, high = (table.quantile(q, dim=1) for q in (0.25, 0.75))
-    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    figure = new_figure(6, 2.6)
     axes = figure.subplots()
     axes.fill_between(steps, low, high, color=ACCENT, alpha=0.15, label="interquartile range", linewidth=0)
     axes.plot(steps, table.mean(1), color=ACCENT, label="mean")
@@ -32,7 +50,7 @@ def lines(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x_label: str, y_label: str
 ) -> Tensor:
     """One line per curve, each (x, y)."""
-    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    figure = new_figure(6, 2.6)
     axes = figure.subplots()
     for number, (name, (x, y)) in enumerate(curves.items()):
         axes.plot(x, y, color=COLOURS[number % len(COLOURS)], label=name, marker="." if len(x) < 20 else None)
@@ -46,7 +64,7 @@ def histograms(sets: Mapping[str, Tensor], title: str, label: str, bins: int = 6
     finite = np.concatenate([v[np.isfinite(v)] for v in values.values()])
     low, high = np.quantile(finite, [0.001, 0.999])
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = new_figure(8, 3.2)
     axes = figure.subplots()
     for number, (name, v) in enumerate(values.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -72,6 +90,6 @@ def style(axes: Any, title: str, x_label: str, y_label: str, legend: bool) -> No
 def render(figure: Figure, dpi: int = 110) -> Tensor:
     """A figure as a (3, h, w) uint8 picture."""
     figure.set_dpi(dpi)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).permute(2, 0, 1)  # type: ignore[no-untyped-call]
+    canvas = _matplotlib("backends.backend_agg").FigureCanvasAgg(figure)
+    canvas.draw()
+    return torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).permute(2, 0, 1)

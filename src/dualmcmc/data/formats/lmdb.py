@@ -9,16 +9,14 @@ from typing import Any
 from dualmcmc.data.formats.folder import Keep, NoImages
 from dualmcmc.data.source import EncodedImage, FileSource, ImageSource, InMemory
 from dualmcmc.utils.errors import UserError, first_line, sanitize
+from dualmcmc.utils.extras import require
 
 LSUN_FOLDERS = {"train": "church_outdoor_train_lmdb", "test": "church_outdoor_val_lmdb"}
 
 
 def open_lmdb(path: Path, keep: Keep | None = None) -> ImageSource:
     """The images of an LMDB, in the order of the keys."""
-    try:
-        import lmdb
-    except ImportError:
-        raise UserError("reading an LMDB needs the package lmdb: pip install 'dualmcmc[data]'.") from None
+    lmdb = require("lmdb", "data", "reading an LMDB")
 
     def connect() -> Any:
         return lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False, create=False)

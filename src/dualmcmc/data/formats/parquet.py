@@ -9,15 +9,12 @@ from typing import Any
 from dualmcmc.data.formats.folder import Keep, NoImages
 from dualmcmc.data.source import EncodedImage, FileSource, ImageSource, InMemory
 from dualmcmc.utils.errors import UserError, first_line, sanitize
+from dualmcmc.utils.extras import require
 
 
 def open_parquet(path: Path, shards: list[Path], keep: Keep | None = None) -> ImageSource:
     """The images of one or several parquet files: a binary column, or a struct with a field `bytes`."""
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise UserError("reading parquet needs the package pyarrow: pip install 'dualmcmc[data]'.") from None
+    pyarrow, parquet = (require(module, "data", "reading parquet") for module in ("pyarrow", "pyarrow.parquet"))
 
     def find_column(file: Any, shard: Path) -> tuple[str, bool]:
         """The column's name, and whether it is a struct."""

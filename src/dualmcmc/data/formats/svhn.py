@@ -10,6 +10,7 @@ import numpy as np
 from dualmcmc.data.formats.official import one_file_per_split
 from dualmcmc.data.source import ImageSource
 from dualmcmc.utils.errors import UserError, first_line
+from dualmcmc.utils.extras import require
 
 FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat", "extra": "extra_32x32.mat"}
 
@@ -21,10 +22,9 @@ def read(path: Path) -> dict[str, ImageSource]:
 
 def parse_mat(content: bytes, where: str) -> np.ndarray:
     """(N, 32, 32, 3) uint8."""
-    from scipy.io import loadmat
-
+    scipy_io = require("scipy.io", "data", "reading SVHN's MATLAB files")
     try:
-        pixels = loadmat(io.BytesIO(content), variable_names=["X"]).get("X")
+        pixels = scipy_io.loadmat(io.BytesIO(content), variable_names=["X"]).get("X")
     except Exception as error:  # SciPy's reader fails in many ways on damaged files
         raise UserError(f"cannot read '{where}': {first_line(error)}.") from None
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[:3] != (32, 32, 3):
