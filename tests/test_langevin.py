@@ -165,6 +165,8 @@ def test_temperature_zero_is_gradient_descent():
 def test_noise_of_the_paper_and_the_authors():
     assert Chain(step_size=0.005).noise_std == pytest.approx(0.1)
     assert Chain(step_size=0.125, temperature=4e-6).noise_std == pytest.approx(0.001)
+    assert Chain(steps=30).format_steps() == "30 steps"
+    assert Chain(steps=1, temperature=0).format_steps() == "1 noise-free step"
 
 
 def test_clamp_and_gradient_clip():

@@ -202,6 +202,10 @@ class Chain(Settings):
         """Standard deviation of the noise per step; sqrt(2 s) in the paper."""
         return math.sqrt(2.0 * self.step_size * self.temperature)
 
+    def format_steps(self) -> str:
+        """Such as "30 steps", or "10 noise-free steps"."""
+        return f"{self.steps} {'noise-free ' * (self.temperature == 0)}step{'s' * (self.steps != 1)}"
+
 
 @dataclass(frozen=True)
 class Teaching(Settings):

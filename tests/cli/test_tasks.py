@@ -77,8 +77,8 @@ def test_chain_settings(call, run_folder):
         )
         assert by_default["z_chain"]["temperature"] == 0
         assert by_default["numbers"] == cold["numbers"] != warm["numbers"]
-        assert "z-chain of 2 noise-free steps" in call(command, run_folder, "-n", 4).out
-        assert "z-chain of 2 steps" in call(command, run_folder, "teaching.z_chain.temperature=1", "-n", 4).out
+        assert "+ z-chain (2 noise-free steps)" in call(command, run_folder, "-n", 4).out
+        assert "+ z-chain (2 steps)" in call(command, run_folder, "teaching.z_chain.temperature=1", "-n", 4).out
     assert call("reconstruct", run_folder, "-n", 3, "--json").json["images"] == 3
     for override in ("sampling.steps=-1", "sampling.step_size=0", "sampling.temperature=-1"):
         assert_refused(call("sample", run_folder, override), override.partition("=")[0])

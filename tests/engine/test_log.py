@@ -105,7 +105,9 @@ def test_preview_shows_the_averaged_generator_and_changes_nothing(tmp_path, monk
     with torch.no_grad():
         averaged = grid(to_uint8(state.ema.nets["generator"](z)), 8)
         current = grid(to_uint8(state.trio.eval().generator(z)), 8)
-    assert torch.equal(preview[:, :, : averaged.shape[2]], averaged)
-    assert not torch.equal(preview[:, :, : averaged.shape[2]], current)
+    below_caption = preview[:, -averaged.shape[1] :, : averaged.shape[2]]
+    assert preview.shape[1] > averaged.shape[1]
+    assert torch.equal(below_caption, averaged)
+    assert not torch.equal(below_caption, current)
     stored = np.asarray(Image.open(folder.samples / "000000000000.png"))
     assert np.array_equal(stored, preview[0].numpy())

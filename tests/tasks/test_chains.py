@@ -5,7 +5,7 @@ import dualmcmc
 from dualmcmc.tasks.chains import long_chains, picture, trace_x, trace_z
 from dualmcmc.tasks.inputs import images_for
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.images import from_uint8, to_uint8
+from dualmcmc.utils.images import from_uint8, strip, to_uint8
 
 
 def test_x_chain(learned_folder):
@@ -44,6 +44,14 @@ def test_picture(learned):
     z = trace_z(learned, images_for(learned).store.first(4))
     assert picture(x, z, 2).shape[2] > x.profile().shape[2] + z.profile().shape[2]
     assert picture(x, z, 2).shape[1] < picture(x, z, 4).shape[1]
+
+
+def test_frames_have_their_steps_above_them(learned_folder):
+    run = dualmcmc.load(learned_folder, "cpu", overrides=["sampling.steps=7", "teaching.z_chain.steps=2"])
+    x, z = trace_x(run, 2, 3), trace_z(run, images_for(run).store.first(2))
+    assert (x.caption, z.caption) == ("x-chain (7 steps)", "z-chain (2 steps)")
+    assert torch.equal(x.strip(2), strip(x.frames, 2, ["step 0", "step 3", "step 6", "step 7"]))
+    assert torch.equal(z.strip(2), strip(z.frames, 2, ["step 0", "step 1", "step 2", "image"]))
 
 
 def test_long_chains(learned):

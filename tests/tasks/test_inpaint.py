@@ -9,7 +9,7 @@ from dualmcmc.metrics.pixels import psnr
 from dualmcmc.tasks.inpaint import MASKS, STAGES, complete, inpaint, make_mask, picture
 from dualmcmc.tasks.inputs import images_for
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.images import from_uint8, grid, side_by_side
 
 
 @pytest.fixture
@@ -103,7 +103,14 @@ def test_metrics(run):
     expected = float(10 * torch.log10(4 / error))
     assert result.completed["inference"]["psnr_hidden_db"] == pytest.approx(expected, rel=1e-5)
     assert [len(part) for part in (result.original, result.occluded, *result.stages)] == [5] * 5
-    assert picture(result).shape[0] == 1
+    assert result.labels() == {
+        "inference": "inference",
+        "z_chain": "+ z-chain (30 noise-free steps)",
+        "x_chain": "+ x-chain (3 steps)",
+    }
+    columns = (result.original, result.occluded, *result.stages)
+    captions = ["image", "masked", *result.labels().values()]
+    assert torch.equal(picture(result), side_by_side(*(grid(c, 1) for c in columns), captions=captions, gap=8))
 
 
 def test_masks_do_not_depend_on_the_batch_size(learned_folder):

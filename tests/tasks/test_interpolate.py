@@ -5,7 +5,7 @@ import dualmcmc
 from dualmcmc.tasks.inputs import images_for
 from dualmcmc.tasks.interpolate import between, inferred_pairs, interpolate, picture, prior_pairs
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.images import from_uint8, strip, to_uint8
 
 
 def test_linear():
@@ -55,8 +55,13 @@ def test_numbers_and_picture(learned):
     assert len(result.numbers["energy"]) == 6
     two_points = interpolate(learned, learned.prior(2), learned.prior(2) * 0 + learned.prior(1), points=2)
     assert two_points.numbers["max_to_mean_change"] == pytest.approx(1)
-    assert picture(result).shape[2] == picture(result, result).shape[2]
-    assert picture(result, result).shape[1] > 2 * picture(result).shape[1]
+    one, both = picture({"prior draws": result}), picture({"prior draws": result, "held-out images": result})
+    assert torch.equal(both[:, : one.shape[1]], one)
+    assert both.shape[1] > 2 * one.shape[1]
+    frames = [to_uint8(result.images[:, k]) for k in range(6)]
+    labelled = strip(frames, 3, ["t = 0", "0.2", "0.4", "0.6", "0.8", "1"])
+    assert torch.equal(one[:, -labelled.shape[1] :], labelled)
+    assert one.shape[1] > labelled.shape[1]
     with pytest.raises(UserError, match="--points"):
         interpolate(learned, *prior_pairs(learned, 1), points=1)
     with pytest.raises(UserError, match="at least two"):

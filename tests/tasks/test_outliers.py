@@ -5,7 +5,7 @@ import torch
 from dualmcmc import data
 from dualmcmc.data.store import MemoryStore, SubsetStore
 from dualmcmc.tasks.inputs import images_for
-from dualmcmc.tasks.outliers import SCORES, outliers, picture
+from dualmcmc.tasks.outliers import SCORES, Detection, outliers, picture
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import from_uint8
 
@@ -33,6 +33,19 @@ def test_noise_is_detected(learned, own):
         "in_distribution": 359,
         "noise": 100,
     }
+
+
+def test_legend_says_how_well_each_dataset_is_detected(learned, own, monkeypatch):
+    legends = {}
+
+    def histograms(values, title, label):
+        legends[label] = list(values)
+        return torch.zeros(3, 8, 8, dtype=torch.uint8)
+
+    monkeypatch.setattr("dualmcmc.tasks.outliers.histograms", histograms)
+    values = {"in_distribution": torch.rand(9), "a": torch.rand(9), "b": torch.rand(9)}
+    picture(Detection({"energy": values}, {"a": {"energy": {"auroc": 0.4996}}, "b": {"energy": {"auroc": 0.5}}}))
+    assert legends == {"energy": ["in-distribution", "a  AUROC 0.500  worse than chance", "b  AUROC 0.500"]}
 
 
 def test_scores(learned, own):

@@ -36,7 +36,8 @@ def test_z_chain_lowers_the_error(learned):
     assert result.revised["mse"] < 0.9 * result.inference["mse"]
     assert result.revised["psnr_db"] > result.inference["psnr_db"]
     assert result.revised["ssim"] > result.inference["ssim"]
-    assert result.steps == 30
+    assert result.captions() == ("image", "inference", "inference + z-chain (30 noise-free steps)")
+    assert reconstruct(learned, images_for(learned).store, steps=1, temperature=1.0).captions()[2].endswith("(1 step)")
 
 
 def test_first_images_are_kept_for_any_batch_size(run):

@@ -252,7 +252,8 @@ def check_dataset(
         raise UserError(f"the contact sheet '{sheet}' would be among the images: choose another --sheet FILE.png.")
     reports = check(name, place, show_progress)
     absent = missing_splits(name, reports)
-    save_png(stacked(*(report.sheet for report in reports)), sheet)
+    captions = [f"{report.split}: {report.images:,} images" for report in reports]
+    save_png(stacked(*(report.sheet for report in reports), captions=captions), sheet)
     if as_json:
         splits = [report.as_dict() for report in reports]
         print_json({"dataset": target, "splits": splits, "missing": absent, "sheet": str(sheet)})

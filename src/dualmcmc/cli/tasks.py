@@ -25,12 +25,10 @@ from dualmcmc.utils.progress import show_progress
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import TaskImages
-    from dualmcmc.tasks.run import Run
 
 LONG_CHAIN_STEPS = 2000
 MAX_INTERPOLATED = 10_000  # images in the picture
 NOISE_FREE = "teaching.z_chain.temperature=0"  # the default of `reconstruct` and `inpaint`
-INPAINTING_STAGES = {"inference": "inference + generator", "z_chain": "+ z-chain", "x_chain": "+ x-chain"}
 
 
 @run_command(".png", ".npz")
@@ -54,7 +52,7 @@ def sample(task: RunTask, num: Annotated[int, limit("Number of samples. [default
             run = task.load(world)
         numbers = draw(run, num, task.out, progress_of(world))
         lines = [
-            f"{num} samples: generator, and after {numbers['steps']} steps",
+            f"{num} samples: generator, and after {run.config.sampling_chain.format_steps()}",
             f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, displacement "
             f"{numbers['x_displacement_rms']:.4g} (rms per pixel, range [-1, 1])",
         ]
@@ -127,17 +125,12 @@ def reconstruct(
     result = module.reconstruct(run, inputs.store, progress=show_progress, temperature=None)
     module.save_picture(result, task.out)
     lines = [
-        f"{result.images} {inputs.what}: original, inference, inference + z-chain of {_format_z_chain(run)}",
+        f"{result.images} {inputs.what}: {', '.join(result.captions())}",
         f"inference          {format_similarity(result.inference)}",
         f"inference + chain  {format_similarity(result.revised)}",
     ]
     numbers = {"inference": result.inference, "revised": result.revised}
     task.finish(run, numbers, lines, images=result.images, what=inputs.what, data=inputs.origin)
-
-
-def _format_z_chain(run: Run) -> str:
-    chain = run.config.teaching.z_chain
-    return f"{chain.steps} {'noise-free ' * (chain.temperature == 0)}steps"
 
 
 def format_similarity(numbers: dict[str, float]) -> str:
@@ -170,8 +163,8 @@ def interpolate(
         "prior": module.interpolate(run, *module.prior_pairs(run, num), points, spherical),
         "inferred": module.interpolate(run, *module.inferred_pairs(run, ends), points, spherical),
     }
-    save_png(module.picture(*results.values()), task.out)
     labels = {"prior": "prior draws", "inferred": inputs.what}
+    save_png(module.picture({labels[name]: result for name, result in results.items()}), task.out)
     lines = [
         f"{result.numbers['pairs']} pairs of {labels[name]}, {points} images each: from one to the next a pixel "
         f"changes by {result.numbers['pixel_change_rms_mean']:.4g} "
@@ -206,9 +199,8 @@ def revise(
     save_png(chains.picture(x, z, rows), task.out)
     energy, mse = x.means(), z.means()
     lines = [
-        f"x-chain, {len(energy) - 1} steps: mean energy {energy[0]:.4g} -> {energy[-1]:.4g} ({num} chains)",
-        f"z-chain, {len(mse) - 1} steps: MSE {mse[0]:.4g} -> {mse[-1]:.4g} "
-        f"({min(num, len(inputs.store))} {inputs.what})",
+        f"{x.caption}: mean energy {energy[0]:.4g} -> {energy[-1]:.4g} ({num} chains)",
+        f"{z.caption}: MSE {mse[0]:.4g} -> {mse[-1]:.4g} ({min(num, len(inputs.store))} {inputs.what})",
     ]
     numbers = {"energy": energy, "mse": mse, "frames_x": x.at, "frames_z": z.at}
     task.finish(run, numbers, lines, chains=num, data=inputs.origin)
@@ -246,13 +238,12 @@ def inpaint(
         return f"{numbers['psnr_db']:.3f} / {numbers['ssim']:.3f}"
 
     lines = [
-        f"{result.images} {inputs.what}, mask {mask} hides {100 * result.hidden_fraction:.1f} % of the pixels; z-chain "
-        f"of {_format_z_chain(run)}",
-        f"{'PSNR / SSIM':<24} {'observed kept':>16} {'all generated':>16} {'PSNR, hidden pixels':>20}",
+        f"{result.images} {inputs.what}, mask {mask} hides {100 * result.hidden_fraction:.1f} % of the pixels",
+        f"{'PSNR / SSIM':<32} {'observed kept':>16} {'all generated':>16} {'PSNR, hidden pixels':>20}",
         *(
-            f"{label:<24} {both(result.completed[stage]):>16} {both(result.generated[stage]):>16} "
+            f"{label:<32} {both(result.completed[stage]):>16} {both(result.generated[stage]):>16} "
             f"{result.completed[stage]['psnr_hidden_db']:>20.3f}"
-            for stage, label in INPAINTING_STAGES.items()
+            for stage, label in result.labels().items()
         ),
     ]
     numbers = {
@@ -316,7 +307,7 @@ def outliers(
         f"{'against':<24} {'images':>7} {'score':<15} AUROC   AUPR  FPR@95",
         *(
             f"{name:<24} {len(stores[name]):>7} {score:<15} {r['auroc']:.3f}  {r['aupr_outliers']:.3f}   "
-            f"{r['fpr_at_95_tpr']:.3f}{'  worse than chance' * (r['auroc'] < 0.5)}"
+            f"{r['fpr_at_95_tpr']:.3f}{module.format_verdict(r['auroc'])}"
             for name, by_score in result.numbers.items()
             for score, r in by_score.items()
         ),

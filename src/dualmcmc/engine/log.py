@@ -22,7 +22,7 @@ from dualmcmc.langevin import revise_x
 from dualmcmc.nets.frozen import eval_mode
 from dualmcmc.utils.errors import CannotWrite
 from dualmcmc.utils.files import read_text, to_json, write_text
-from dualmcmc.utils.images import before_and_after, save_png
+from dualmcmc.utils.images import before_and_after, save_png, to_uint8
 
 PREVIEW_COUNT, PREVIEW_COLUMNS = 64, 8
 MAX_LOG = 1 << 30  # bytes; a line has about 500
@@ -159,9 +159,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
-    """Save generator samples (left) and their revisions by the EBM (right) as samples/IMAGES.png.
+    """Save generator samples and the same after the x-chain as samples/IMAGES.png.
 
-    Uses the same latents every time and draws nothing from the run's generator. Returns the (C, h, w) grid.
+    Uses the same latents every time and draws nothing from the run's generator. Returns the (C, h, w) picture.
     """
     config = state.config
     generator = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.PREVIEW), state.device)
@@ -171,6 +171,7 @@ def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
         with torch.no_grad():
             x = trio.generator(z)
         revised = revise_x(trio.energy, x, config.sampling_chain, generator)
-    picture = before_and_after(x, revised, PREVIEW_COLUMNS)
+    before, after = (to_uint8(images).cpu() for images in (x, revised))
+    picture = before_and_after(before, after, PREVIEW_COLUMNS, config.sampling_chain.format_steps())
     save_png(picture, folder.samples / f"{state.images:012d}.png")
     return picture

@@ -64,7 +64,6 @@ table{border-collapse:collapse}td,th{padding:.25rem .9rem .25rem 0;text-align:le
 td.n{font-variant-numeric:tabular-nums;text-align:right}img{max-width:100%;height:auto}
 figure{margin:1rem 0}figcaption{color:#6b7280;font-size:.9rem}
 pre{background:#f9fafb;padding:1rem;overflow-x:auto;font-size:12.5px}
-.film img{image-rendering:pixelated}
 """
 
 
@@ -116,7 +115,7 @@ def summarize(run: Run, images: data.DataSplits) -> dict[str, Any]:
     result = reconstruct(run, MemoryStore(test))
     numbers["mse_inference"] = result.inference["mse"]
     numbers["mse_revised"] = result.revised["mse"]
-    numbers["z_steps"] = result.steps
+    numbers["z_steps"] = result.z_chain.steps
     return numbers
 
 
@@ -226,29 +225,26 @@ def _format_number(value: Any) -> str:
 
 def _samples_section(run: Run) -> str:
     start = run.sample(PREVIEW_COUNT, steps=0)
-    picture = before_and_after(start, run.revise_x(start), PREVIEW_COLUMNS)
-    return "<h2>Samples</h2>" + _figure(
-        picture, "Left: generator samples. Right: the same, revised by the x-chain.", "film"
-    )
+    before, after = (to_uint8(images).cpu() for images in (start, run.revise_x(start)))
+    picture = before_and_after(before, after, PREVIEW_COLUMNS, run.config.sampling_chain.format_steps())
+    return "<h2>Samples</h2>" + _figure(picture, "Generator samples, and the same samples revised by the x-chain.")
 
 
 def _x_section(run: Run) -> str:
-    steps = run.config.sampling_chain.steps
-    caption = f"Generator samples (left), revised by {steps} Langevin steps on the energy."
+    caption = "Generator samples, revised by Langevin steps on the energy."
     return "<h2>MCMC revision on x</h2>" + _film(trace_x(run), caption, "energy")
 
 
 def _z_section(run: Run, images: data.DataSplits) -> str:
     store, kind = images.test_or_train()
-    steps = run.config.teaching.z_chain.steps
-    caption = f"Inference alone (left), revised by {steps} Langevin steps on the posterior; rightmost: the {kind}."
+    caption = f"Inference alone, revised by Langevin steps on the posterior of {kind}."
     return "<h2>MCMC revision on z</h2>" + _film(trace_z(run, store.first(PREVIEW_COUNT)), caption, "MSE")
 
 
 def _film(film: ChainFilm, caption: str, value: str) -> str:
     means = film.means()
     ends = f"Mean {value} {means[0]:.4g} at the start, {means[-1]:.4g} at the end."
-    return _figure(film.strip(FILM_ROWS), caption, "film") + _figure(film.profile(), ends)
+    return _figure(film.strip(FILM_ROWS), caption) + _figure(film.profile(), ends)
 
 
 def _timings(log: list[dict[str, Any]], run: Run) -> list[tuple[str, str]]:
@@ -289,12 +285,10 @@ def _table(rows: list[tuple[str, str]]) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
-def _figure(picture: Tensor, caption: str, css_class: str = "") -> str:
+def _figure(picture: Tensor, caption: str) -> str:
     """A (C, h, w) uint8 picture, embedded in the page."""
     url = f"data:image/png;base64,{base64.b64encode(encode_png(picture)).decode()}"
-    return (
-        f'<figure class="{css_class}"><img src="{url}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>'
-    )
+    return f'<figure><img src="{url}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
 def _escape(value: Any) -> str:

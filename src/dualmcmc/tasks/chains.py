@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dualmcmc.config import Chain
 from dualmcmc.langevin import Trace
 from dualmcmc.metrics.chains import MIN_DRAWS, effective_sample_size, r_hat
 from dualmcmc.tasks.run import Run
@@ -24,14 +25,15 @@ class ChainFilm:
     """A batch of chains: uint8 images (N, C, H, W) at some steps, and one value per image at every step."""
 
     frames: list[Tensor]
-    at: list[int]  # the step of each frame; the last frame of a z-chain, the originals, has none
+    at: list[int]  # the step of each frame; the last frame of a z-chain, the images, has none
     values: Tensor  # (steps + 1, N): energy of an x-chain, MSE of a z-chain (pixels in [-1, 1])
+    caption: str  # the chain and its length
     title: str
     label: str
 
     def strip(self, rows: int) -> Tensor:
         """One row per image, one column per frame."""
-        return strip(self.frames, rows)
+        return _strip(self.frames, self.at, rows)
 
     def profile(self) -> Tensor:
         """A plot of the values over the steps."""
@@ -49,24 +51,37 @@ def trace_x(run: Run, n: int = 64, every: int | None = None) -> ChainFilm:
     start = run.generate(run.prior(n, run.generator_for("prior")))
     run.revise_x(start, rng=run.generator_for("x-chain"), trace=trace)
     frames = [to_uint8(state).cpu() for state in trace.states]
-    return ChainFilm(frames, trace.kept_at, torch.stack(trace.potential).cpu(), "Energy along the x-chain", "energy")
+    values, title = torch.stack(trace.potential).cpu(), "Energy along the x-chain"
+    return ChainFilm(frames, trace.kept_at, values, _x_caption(run.config.sampling_chain), title, "energy")
 
 
 def trace_z(run: Run, images: Tensor, every: int | None = None) -> ChainFilm:
-    """The z-chain on uint8 images, from inference alone; the last frame shows the originals."""
+    """The z-chain on uint8 images, from inference alone; the last frame shows the images."""
     run.check_one_batch(len(images))
     x = from_uint8(images.to(run.device))
     trace = Trace(every=_frame_interval(every, run.config.teaching.z_chain.steps))
     run.revise_z(run.infer(x).mean, x, rng=run.generator_for("z-chain"), trace=trace)
     frames = [to_uint8(run.generate(state)).cpu() for state in trace.states]
     values = torch.stack(trace.mse).cpu()
-    label = "MSE per pixel, [-1, 1]"
-    return ChainFilm([*frames, images.cpu()], trace.kept_at, values, "MSE along the z-chain", label)
+    caption = f"z-chain ({run.z_chain_settings().format_steps()})"
+    title, label = "MSE along the z-chain", "MSE per pixel, [-1, 1]"
+    return ChainFilm([*frames, images.cpu()], trace.kept_at, values, caption, title, label)
 
 
 def picture(x: ChainFilm, z: ChainFilm, rows: int = 6) -> Tensor:
     """Film strips above their profiles: x left, z right."""
-    return side_by_side(*(stacked(film.strip(rows), film.profile()) for film in (x, z)))
+    columns = [stacked(film.strip(rows), film.profile()) for film in (x, z)]
+    return side_by_side(*columns, captions=(x.caption, z.caption))
+
+
+def _x_caption(chain: Chain) -> str:
+    return f"x-chain ({chain.format_steps()})"
+
+
+def _strip(frames: list[Tensor], at: list[int], rows: int) -> Tensor:
+    """Frames with their steps above them; one without a step shows the images themselves."""
+    captions = [*(f"step {step}" for step in at), "image"][: len(frames)]
+    return strip(frames, rows, captions)
 
 
 def _frame_interval(every: int | None, steps: int) -> int:
@@ -118,11 +133,13 @@ def long_chains(run: Run, n: int, steps: int) -> LongChains:
         "kept_at": trace.kept_at,
         "fraction_outside_range_at": outside,
     }
-    frames = strip([to_uint8(state).cpu() for state in trace.states], LONG_CHAIN_ROWS)
+    frames = _strip([to_uint8(state).cpu() for state in trace.states], trace.kept_at, LONG_CHAIN_ROWS)
     curves = stacked(
         side_by_side(
-            profile(energy, "Energy", "energy"), profile(displacement, "Distance from the start", "rms per pixel")
+            profile(energy, "Energy", "energy"),
+            profile(displacement, "Distance from the start", "rms per pixel, [-1, 1]"),
         ),
         lines({"pixels": (trace.kept_at, outside)}, "Pixels outside [-1, 1]", "step", "fraction"),
     )
-    return LongChains(numbers, stacked(frames, curves))
+    caption = _x_caption(replace(run.config.sampling_chain, steps=steps))
+    return LongChains(numbers, stacked(stacked(frames, captions=[caption]), curves))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc import rng
+from dualmcmc.config import Chain
 from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
 from dualmcmc.data.store import ImageStore
 from dualmcmc.metrics.pixels import psnr_of_mse
@@ -51,6 +52,13 @@ class Inpainting(Tree):
     completed: dict[str, dict[str, float]]
     images: int
     hidden_fraction: float  # of the pixels
+    z_chain: Chain
+    x_chain: Chain
+
+    def labels(self) -> dict[str, str]:
+        """What each stage is called."""
+        chains = (f"+ {name}-chain ({c.format_steps()})" for name, c in (("z", self.z_chain), ("x", self.x_chain)))
+        return dict(zip(STAGES, ("inference", *chains), strict=True))
 
 
 def complete(
@@ -117,13 +125,16 @@ def inpaint(
         },
         len(images),
         hidden / len(images),
+        run.z_chain_settings(temperature=temperature),
+        run.config.sampling_chain,
     )
 
 
 def picture(result: Inpainting) -> Tensor:
-    """One row per image; columns: image, occluded image, the three stages."""
+    """One row per image; columns: image, masked image, the three stages."""
     columns = (result.original, result.occluded, *result.stages)
-    return side_by_side(*(grid(images, 1) for images in columns), gap=8)
+    captions = ("image", "masked", *result.labels().values())
+    return side_by_side(*(grid(images, 1) for images in columns), captions=captions, gap=8)
 
 
 def make_mask(mask: str, count: int, size: int, seed: int = 0, first: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.images import grid, stacked, to_uint8
+from dualmcmc.utils.images import stacked, strip, to_uint8
 from dualmcmc.utils.tree import Tree
 
 
@@ -78,6 +79,12 @@ def inferred_pairs(run: Run, images: Tensor) -> tuple[Tensor, Tensor]:
     return z[::2], z[1::2]
 
 
-def picture(*results: Interpolation) -> Tensor:
-    """One row per pair; several interpolations below each other."""
-    return stacked(*(grid(to_uint8(one.images.flatten(0, 1)).cpu(), one.images.shape[1]) for one in results))
+def picture(results: Mapping[str, Interpolation]) -> Tensor:
+    """One row per pair, one column per point t; interpolations below each other, with the key as the caption."""
+    return stacked(*map(_strip, results.values()), captions=list(results))
+
+
+def _strip(result: Interpolation) -> Tensor:
+    pairs, points = result.images.shape[:2]
+    captions = [f"{'t = ' * (k == 0)}{k / (points - 1):.3g}" for k in range(points)]
+    return strip(to_uint8(result.images).cpu().unbind(1), pairs, captions)

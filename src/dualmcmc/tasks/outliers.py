@@ -92,6 +92,19 @@ def _mean_energy(run: Run, progress: ProgressFactory) -> float:
     return total / len(chosen)
 
 
+def format_verdict(auroc: float) -> str:
+    """Text after an AUROC below 0.5."""
+    return "  worse than chance" if auroc < 0.5 else ""
+
+
 def picture(result: Detection) -> Tensor:
     """Histograms of each score, all datasets on one axis."""
-    return stacked(*(histograms(values, SCORES[score], score) for score, values in result.scores.items()))
+    return stacked(*(_histograms(result, score) for score in result.scores))
+
+
+def _histograms(result: Detection, score: str) -> Tensor:
+    aurocs = {name: numbers[score]["auroc"] for name, numbers in result.numbers.items()}
+    labels = {name: f"{name}  AUROC {auroc:.3f}{format_verdict(auroc)}" for name, auroc in aurocs.items()}
+    labels[IN_DISTRIBUTION] = "in-distribution"
+    values = {labels[name]: numbers for name, numbers in result.scores[score].items()}
+    return histograms(values, SCORES[score], score)

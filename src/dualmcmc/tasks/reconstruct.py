@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dualmcmc.config import Chain
 from dualmcmc.data.store import ImageStore
 from dualmcmc.engine.distributed import World
 from dualmcmc.metrics.pixels import MAX_PSNR, mse, psnr, psnr_of_mse, ssim
@@ -59,7 +60,11 @@ class Reconstruction(Tree):
     inference: dict[str, float]
     revised: dict[str, float]
     images: int
-    steps: int
+    z_chain: Chain
+
+    def captions(self) -> tuple[str, str, str]:
+        """What the picture shows, from left to right."""
+        return "image", "inference", f"inference + z-chain ({self.z_chain.format_steps()})"
 
 
 def reconstruct(
@@ -92,15 +97,15 @@ def reconstruct(
         inference=similarity[0].numbers(),
         revised=similarity[1].numbers(),
         images=len(images),
-        steps=run.config.teaching.z_chain.steps if steps is None else steps,
+        z_chain=run.z_chain_settings(steps, temperature),
     )
 
 
 def save_picture(result: Reconstruction, out: Path) -> None:
-    """Three grids next to each other: originals, inference alone, inference + z-chain."""
+    """Three grids next to each other: images, inference alone, inference + z-chain."""
     columns = max(1, round(len(result.original) ** 0.5))
     parts = (result.original, result.inferred, result.rebuilt)
-    save_png(side_by_side(*(grid(part, columns) for part in parts)), out)
+    save_png(side_by_side(*(grid(part, columns) for part in parts), captions=result.captions()), out)
 
 
 def compare_starts(

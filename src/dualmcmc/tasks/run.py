@@ -216,11 +216,11 @@ class Run:
         observed: Tensor | None = None,
         temperature: float | None = None,
     ) -> Tensor:
-        """T_z: Langevin steps on p(z|x) from latents z of images x, with `teaching.z_chain`.
+        """T_z: Langevin steps on p(z|x) from latents z of images x, with `z_chain`.
 
         With `observed` (B, 1 or C, H, W), a boolean mask of known pixels: on p(z | observed pixels).
         """
-        chain = self._z_chain_settings(steps, temperature)
+        chain = self.z_chain_settings(steps, temperature)
         return self._run_z_chain(z, self._images(x), chain, rng or self.rng, trace, observed)
 
     def z_chain(
@@ -233,14 +233,15 @@ class Run:
         temperature: float | None = None,
     ) -> Iterator[Tensor]:
         """The states of the z-chain from latents z of images x, one after the other; `revise_z` returns the last."""
-        chain, images = self._z_chain_settings(steps, temperature), self._images(x)
+        chain, images = self.z_chain_settings(steps, temperature), self._images(x)
         state = z.to(self.device)
         yield state
         for _ in range(chain.steps):
             state = self._run_z_chain(state, images, replace(chain, steps=1), rng or self.rng, None, observed)
             yield state
 
-    def _z_chain_settings(self, steps: int | None, temperature: float | None) -> Chain:
+    def z_chain_settings(self, steps: int | None = None, temperature: float | None = None) -> Chain:
+        """`teaching.z_chain` with another number of steps or temperature, if given."""
         chain = _with_steps(self.config.teaching.z_chain, steps)
         return chain if temperature is None else replace(chain, temperature=temperature)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import atomic, check_output
-from dualmcmc.utils.images import grid, save_png, side_by_side, to_uint8
+from dualmcmc.utils.images import before_and_after, save_png, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 MAX_IN_PICTURE = 10_000
@@ -27,8 +27,8 @@ MAX_IN_PICTURE = 10_000
 def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress) -> dict[str, Any]:
     """Draw n samples and write them to `out`; returns mean energies and the displacement by the x-chain.
 
-    .png: generator samples left, revised ones right. .npz: uint8 arrays `generator` and `revised` (N, H, W, C), written
-    batch by batch, so that memory does not grow with n. All processes draw, rank 0 writes.
+    .png: generator samples and revised ones, with captions. .npz: uint8 arrays `generator` and `revised` (N, H, W, C),
+    written batch by batch, so that memory does not grow with n. All processes draw, rank 0 writes.
     """
     run.check_same_weights()
     with run.world.fail_together():
@@ -54,8 +54,9 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
                 add(start, revised)
             advance(len(start))
     if kept:
-        before, after = (grid(torch.cat(parts), max(1, round(n**0.5))) for parts in zip(*kept, strict=True))
-        save_png(side_by_side(before, after), out)
+        before, after = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        steps = run.config.sampling_chain.format_steps()
+        save_png(before_and_after(before, after, max(1, round(n**0.5)), steps), out)
     energy_generator, energy_revised, squared_displacement = (totals / n).tolist()
     return {
         "energy_generator": energy_generator,

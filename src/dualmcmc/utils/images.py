@@ -1,15 +1,27 @@
-"""Image tensors: conversion to and from uint8, grids, PNG files."""
+"""Image tensors: conversion to and from uint8, captioned grids, PNG files."""
 
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dualmcmc.utils.files import atomic
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
+
+MIN_SIDE = 64  # of an image in a picture, so that a caption fits above it
+MIN_TEXT = 12  # pixels: the font's size
+TEXT_GREY = 60
 
 
 def to_uint8(x: Tensor) -> Tensor:
@@ -22,12 +34,12 @@ def from_uint8(x: Tensor) -> Tensor:
     return x.float() / 127.5 - 1
 
 
-def grid(images: Tensor, columns: int, gap: int = 1) -> Tensor:
-    """(N, C, H, W) uint8 images as one (C, h, w) grid, row by row on white, small ones enlarged."""
+def grid(images: Tensor, columns: int) -> Tensor:
+    """(N, C, H, W) uint8 images as one (C, h, w) grid, row by row on white, small ones enlarged by an integer."""
     count, channels, height, width = images.shape
-    scale = max(1, 64 // height)
+    scale, gap = _scale_and_gap(height)
     images = images.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-    height, width, gap = height * scale, width * scale, gap * max(1, scale // 2)
+    height, width = height * scale, width * scale
     columns = min(columns, count)
     rows = -(-count // columns)
     canvas = torch.full((channels, rows * (height + gap) - gap, columns * (width + gap) - gap), 255, dtype=torch.uint8)
@@ -37,21 +49,89 @@ def grid(images: Tensor, columns: int, gap: int = 1) -> Tensor:
     return canvas
 
 
-def strip(frames: Sequence[Tensor], rows: int) -> Tensor:
-    """Frames of (N, C, H, W) uint8 images: one row per image (the first `rows`), one column per frame."""
-    table = torch.stack([frame[:rows] for frame in frames], dim=1)  # (rows, frames, C, H, W)
-    return grid(table.flatten(0, 1), columns=len(frames))
+def _scale_and_gap(height: int) -> tuple[int, int]:
+    """How much images of this height are enlarged in a grid, and the pixels between them."""
+    scale = max(1, -(-MIN_SIDE // height))
+    return scale, max(1, scale // 2)
 
 
-def side_by_side(*pictures: Tensor, gap: int = 24) -> Tensor:
-    """(C, h, w) pictures next to each other, on white."""
+def strip(frames: Sequence[Tensor], rows: int, captions: Sequence[str]) -> Tensor:
+    """Frames of (N, C, H, W) uint8 images: one row per image (the first `rows`), one captioned column per frame."""
+    _, gap = _scale_and_gap(frames[0].shape[2])
+    return side_by_side(*(grid(frame[:rows], 1) for frame in frames), captions=captions, gap=gap)
+
+
+def side_by_side(*pictures: Tensor, captions: Sequence[str] = (), gap: int = 24) -> Tensor:
+    """(C, h, w) pictures next to each other, on white, each below its caption."""
+    if captions:
+        pictures = _captioned(pictures, captions, sum(picture.shape[2] for picture in pictures))
     height = max(picture.shape[1] for picture in pictures)
     return torch.cat(_on_white([(p, height, p.shape[2] + gap) for p in pictures]), dim=2)[..., :-gap]
 
 
-def before_and_after(before: Tensor, after: Tensor, columns: int) -> Tensor:
-    """Two grids next to each other: images in [-1, 1] before and after a chain."""
-    return side_by_side(*(grid(to_uint8(images).cpu(), columns) for images in (before, after)))
+def stacked(*pictures: Tensor, captions: Sequence[str] = (), gap: int = 24) -> Tensor:
+    """(C, h, w) pictures below each other, on white, each below its caption."""
+    width = max(picture.shape[2] for picture in pictures)
+    if captions:
+        captioned = [_captioned([p], [c], width) for p, c in zip(pictures, captions, strict=True)]
+        pictures = tuple(picture for (picture,) in captioned)
+    return torch.cat(_on_white([(p, p.shape[1] + gap, width) for p in pictures]), dim=1)[:, :-gap]
+
+
+def before_and_after(before: Tensor, after: Tensor, columns: int, steps: str) -> Tensor:
+    """Grids of uint8 images next to each other: generator samples, and the same after the x-chain's steps."""
+    return side_by_side(grid(before, columns), grid(after, columns), captions=("generator", f"after {steps}"))
+
+
+def _captioned(pictures: Sequence[Tensor], captions: Sequence[str], width: int) -> tuple[Tensor, ...]:
+    """Each picture below its caption, centred and wrapped to the picture's width; captions get the same height.
+
+    The text grows with `width`, the width of all that is shown together, as far as a word fits above each picture.
+    """
+    narrowest = min(picture.shape[2] for picture in pictures)
+    font = _font(max(MIN_TEXT, min(width // 64, narrowest // 5)))
+    wrapped = [_wrap(text, font, picture.shape[2]) for text, picture in zip(captions, pictures, strict=True)]
+    height = max(map(len, wrapped))
+    blank = [[""] * (height - len(lines)) for lines in wrapped]  # above the text
+    texts = [_draw([*b, *t], font, p.shape[2]) for b, t, p in zip(blank, wrapped, pictures, strict=True)]
+    return tuple(
+        torch.cat(_on_white([(part, part.shape[1], part.shape[2]) for part in (text, picture)]), dim=1)
+        for text, picture in zip(texts, pictures, strict=True)
+    )
+
+
+@lru_cache
+def _font(size: int) -> FreeTypeFont:
+    """DejaVu Sans, which matplotlib ships. Importing matplotlib would take a second of every training run."""
+    from PIL import ImageFont
+
+    package = find_spec("matplotlib")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return ImageFont.truetype(str(file), size, layout_engine=ImageFont.Layout.BASIC)
+
+
+def _wrap(text: str, font: FreeTypeFont, width: int) -> list[str]:
+    """Lines that fit into `width` pixels, as few as possible; words that are too long are broken."""
+    lines = [text]
+    for characters in range(len(text), 0, -1):
+        lines = textwrap.wrap(text, characters, break_on_hyphens=False)
+        if max(map(font.getlength, lines)) <= width:
+            break
+    return lines
+
+
+def _draw(lines: Sequence[str], font: FreeTypeFont, width: int) -> Tensor:
+    """Centred lines of text, as a (1, h, width) uint8 picture."""
+    from PIL import Image, ImageDraw
+
+    line_height, margin = sum(font.getmetrics()), font.size // 3
+    image = Image.new("L", (width, len(lines) * line_height + int(margin)), 255)
+    draw = ImageDraw.Draw(image)
+    for number, line in enumerate(lines):
+        draw.text((width // 2, number * line_height), line, TEXT_GREY, font, anchor="ma")
+    return torch.from_numpy(np.array(image))[None]
 
 
 def encode_png(picture: Tensor) -> bytes:
@@ -69,12 +149,6 @@ def save_png(picture: Tensor, path: Path) -> None:
     content = encode_png(picture)
     with atomic(path) as temporary:
         temporary.write_bytes(content)
-
-
-def stacked(*pictures: Tensor, gap: int = 24) -> Tensor:
-    """(C, h, w) pictures below each other, on white."""
-    width = max(picture.shape[2] for picture in pictures)
-    return torch.cat(_on_white([(p, p.shape[1] + gap, width) for p in pictures]), dim=1)[:, :-gap]
 
 
 def _on_white(placed: Sequence[tuple[Tensor, int, int]]) -> list[Tensor]:
