@@ -221,8 +221,8 @@ def inpaint(
 ) -> None:
     """Fill in hidden parts of images.
 
-    In the paper's three stages: inference + generator; + z-chain; + x-chain. Picture columns: image, masked image, the
-    three stages. Only observed pixels are used. The z-chain is noise-free, which gives smaller errors;
+    In the paper's three stages: inference, + z-chain, + x-chain. Picture columns: image, masked image, the three
+    stages. Only observed pixels are used. The z-chain is noise-free, which gives smaller errors;
     teaching.z_chain.temperature=1 samples p(z|observed) as in the paper.
     """
     from dualmcmc.tasks import inpaint as module

@@ -1,6 +1,6 @@
 """Inpainting in the paper's three stages (sec. Image Inpainting), and its masks.
 
-1. inference + generator: I sees the image with its hidden pixels at mid-grey, G generates the reconstruction;
+1. inference: I sees the image with its hidden pixels at mid-grey, G generates the reconstruction;
 2. + z-chain: Langevin steps on p(z | observed pixels) from there;
 3. + x-chain: Langevin steps on the energy from there.
 
