@@ -105,7 +105,7 @@ def test_stacked_pictures_with_captions():
     grey, colour = torch.zeros(1, 70, 300, dtype=torch.uint8), torch.full((3, 50, 200), 9, dtype=torch.uint8)
     picture = stacked(grey, colour, captions=["prior draws", "held-out images"])
     assert picture.shape[::2] == (3, 300)
-    assert (picture[:, -50:, :200] == 9).all()
+    assert (picture[:, -50:, 50:250] == 9).all()  # centred
     between = (picture == 0).all(0)[:, :300].all(1).nonzero()
     assert len(between) == 70
     assert (picture[:, : int(between.min())] < 128).any()

@@ -66,16 +66,17 @@ def side_by_side(*pictures: Tensor, captions: Sequence[str] = (), gap: int = 24)
     if captions:
         pictures = _captioned(pictures, captions, sum(picture.shape[2] for picture in pictures))
     height = max(picture.shape[1] for picture in pictures)
-    return torch.cat(_on_white([(p, height, p.shape[2] + gap) for p in pictures]), dim=2)[..., :-gap]
+    return torch.cat(_on_white([(p, height, p.shape[2] + gap, 0) for p in pictures]), dim=2)[..., :-gap]
 
 
 def stacked(*pictures: Tensor, captions: Sequence[str] = (), gap: int = 24) -> Tensor:
-    """(C, h, w) pictures below each other, on white, each below its caption."""
+    """(C, h, w) pictures below each other, centred on white, each below its caption."""
     width = max(picture.shape[2] for picture in pictures)
     if captions:
         captioned = [_captioned([p], [c], width) for p, c in zip(pictures, captions, strict=True)]
         pictures = tuple(picture for (picture,) in captioned)
-    return torch.cat(_on_white([(p, p.shape[1] + gap, width) for p in pictures]), dim=1)[:, :-gap]
+    placed = [(p, p.shape[1] + gap, width, (width - p.shape[2]) // 2) for p in pictures]
+    return torch.cat(_on_white(placed), dim=1)[:, :-gap]
 
 
 def before_and_after(before: Tensor, after: Tensor, columns: int, steps: str) -> Tensor:
@@ -95,7 +96,7 @@ def _captioned(pictures: Sequence[Tensor], captions: Sequence[str], width: int) 
     blank = [[""] * (height - len(lines)) for lines in wrapped]  # above the text
     texts = [_draw([*b, *t], font, p.shape[2]) for b, t, p in zip(blank, wrapped, pictures, strict=True)]
     return tuple(
-        torch.cat(_on_white([(part, part.shape[1], part.shape[2]) for part in (text, picture)]), dim=1)
+        torch.cat(_on_white([(part, part.shape[1], part.shape[2], 0) for part in (text, picture)]), dim=1)
         for text, picture in zip(texts, pictures, strict=True)
     )
 
@@ -151,12 +152,12 @@ def save_png(picture: Tensor, path: Path) -> None:
         temporary.write_bytes(content)
 
 
-def _on_white(placed: Sequence[tuple[Tensor, int, int]]) -> list[Tensor]:
-    """Each picture on a white canvas of the given height and width; in colour if any of them is."""
-    channels = max(picture.shape[0] for picture, _, _ in placed)
+def _on_white(placed: Sequence[tuple[Tensor, int, int, int]]) -> list[Tensor]:
+    """Each picture on a white canvas of the given height and width, `left` pixels in; in colour if any of them is."""
+    channels = max(picture.shape[0] for picture, *_ in placed)
     result = []
-    for picture, height, width in placed:
+    for picture, height, width, left in placed:
         canvas = torch.full((channels, height, width), 255, dtype=torch.uint8)
-        canvas[:, : picture.shape[1], : picture.shape[2]] = picture.cpu()
+        canvas[:, : picture.shape[1], left : left + picture.shape[2]] = picture.cpu()
         result.append(canvas)
     return result

@@ -42,6 +42,7 @@ def profile(values: Tensor, title: str, label: str) -> Tensor:
     axes = figure.subplots()
     axes.fill_between(steps, low, high, color=ACCENT, alpha=0.15, label="interquartile range", linewidth=0)
     axes.plot(steps, table.mean(1), color=ACCENT, label=f"mean of {table.shape[1]}")
+    axes.locator_params(axis="x", integer=True)
     style(axes, title, "step", label, legend=True)
     return render(figure)
 
