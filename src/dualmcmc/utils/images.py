@@ -6,7 +6,6 @@ import io
 import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,14 +102,12 @@ def _captioned(pictures: Sequence[Tensor], captions: Sequence[str], width: int) 
 
 @lru_cache
 def _font(size: int) -> FreeTypeFont:
-    """DejaVu Sans, which matplotlib ships. Importing matplotlib would take a second of every training run."""
+    """The font that Pillow ships: the same on every machine."""
     from PIL import ImageFont
 
-    package = find_spec("matplotlib")
-    assert package is not None
-    assert package.origin is not None
-    file = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
-    return ImageFont.truetype(str(file), size, layout_engine=ImageFont.Layout.BASIC)
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont)
+    return font
 
 
 def _wrap(text: str, font: FreeTypeFont, width: int) -> list[str]:
