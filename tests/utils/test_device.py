@@ -13,15 +13,38 @@ def test_resolve_device(monkeypatch):
     assert device.resolve_device("auto") == torch.device("cpu")
     with pytest.raises(UserError, match="no CUDA"):
         device.resolve_device("cuda")
-    with pytest.raises(UserError, match="unknown device 'gpu'"):
-        device.resolve_device("gpu")
+    with pytest.raises(UserError, match=r"--device cuda:7: PyTorch finds no CUDA"):
+        device.resolve_device("cuda:7")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device.resolve_device("auto") == torch.device("cuda")
     assert device.resolve_device("cuda:1") == torch.device("cuda:1")
-    for name in ("cuda:2", "cuda:x", "cuda:", "cpu:0", ""):
-        with pytest.raises(UserError, match="device"):
-            device.resolve_device(name)
+    with pytest.raises(UserError, match=r"device 'cuda:2' does not exist: PyTorch finds 2"):
+        device.resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpu", "unknown device 'gpu'.*Did you mean 'cuda'"),
+        ("CUDA", "unknown device 'CUDA'.*Did you mean 'cuda'"),
+        ("cuda:", "unknown device 'cuda:'.*Did you mean 'cuda'"),
+        ("cuda:x", "unknown device 'cuda:x'"),
+        ("cuda:\u0661", "unknown device"),
+        ("cuda:" + "1" * 5000, "unknown device"),
+        ("cuda:0\n", r"unknown device 'cuda:0\\n'"),
+        ("cpu:0", "unknown device 'cpu:0'.*Did you mean 'cpu'"),
+        ("", "unknown device ''"),
+        ("mps", "mps is not supported.*Use --device cpu"),
+        ("mps:0", "mps is not supported"),
+    ],
+)
+def test_other_names_are_refused_in_one_line(monkeypatch, name, message, available):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    with pytest.raises(UserError, match=message) as refused:
+        device.resolve_device(name)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_device_name():

@@ -58,7 +58,7 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; mps is not supported.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 Ema = Annotated[bool, typer.Option("--ema/--no-ema", help="Use averaged weights, or those of the last iteration.")]
 Batch = Annotated[int | None, typer.Option(help="Images per batch; the same as sampling.batch=N.", show_default=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.errors import UserError, nearest, sanitize
 
 CGROUPS = Path("/sys/fs/cgroup")
+DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 MAX_THREADS = 8  # more slow down the small networks that people train on a CPU
 
 
@@ -22,19 +24,25 @@ def resolve_device(name: str = "auto") -> torch.device:
     """The device called `name`; auto is CUDA if available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = name.partition(":")
-    if name != "cpu" and not (kind == "cuda" and (name == "cuda" or index.isdecimal())):
+    if name.partition(":")[0] == "mps":
         raise UserError(
-            f"unknown device '{name}': use auto, cpu, cuda or cuda:N.{nearest(name, ['auto', 'cpu', 'cuda'])}"
+            "mps is not supported: statistics and metrics need float64, which it lacks, and nothing is tested on it. "
+            "Use --device cpu."
         )
-    if name != "cpu" and not torch.cuda.is_available():
+    if not DEVICE.fullmatch(name):
+        hint = nearest(name.lower().replace("gpu", "cuda"), ["auto", "cpu", "cuda"])
+        raise UserError(f"unknown device '{sanitize(name)}': use auto, cpu, cuda or cuda:N.{hint}")
+    if name == "cpu":
+        return torch.device(name)
+    if not torch.cuda.is_available():
         raise UserError(
-            "--device cuda: PyTorch finds no CUDA device. Check the driver and that torch is a CUDA build, "
+            f"--device {name}: PyTorch finds no CUDA device. Check the driver and that torch is a CUDA build, "
             "or use --device cpu."
         )
+    kind, _, index = name.partition(":")
     if index and int(index) >= torch.cuda.device_count():
         raise UserError(f"device '{name}' does not exist: PyTorch finds {torch.cuda.device_count()} CUDA device(s).")
-    return torch.device(name)
+    return torch.device(kind, int(index)) if index else torch.device(kind)
 
 
 def device_name(device: torch.device) -> str:
