@@ -28,6 +28,8 @@ class Child:
 
     def __init__(self, function: Callable, *arguments: Any, **environment: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
+        for name in ("out", "err"):
+            (Path(self._folder.name) / name).touch()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
         task = function, arguments, kept | environment, Path(self._folder.name)
         self._process = _context.Process(target=_run, args=task, daemon=True)
@@ -60,7 +62,7 @@ def _run(function: Callable, arguments: tuple, environment: dict[str, str], fold
     os.environ.clear()
     os.environ.update(environment)
     for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(os.open(folder / name, os.O_WRONLY), descriptor)
     torch.set_num_threads(1)
     function(*arguments)
 
@@ -73,11 +75,16 @@ def command(*words: object) -> None:
     cli.main()
 
 
+def rank_environment(rank: int, count: int, port: str) -> dict[str, str]:
+    """What torchrun would set for one of `count` processes."""
+    return {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "RANK": str(rank), "LOCAL_RANK": str(rank)}  # fmt: skip
+
+
 def launch(count: int, function: Callable, *arguments: Any) -> list[Child]:
-    """`count` connected processes, with the environment that torchrun would set."""
-    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}  # fmt: skip
-    return [Child(function, *arguments, **world, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(count)]
+    """`count` connected processes."""
+    port = free_port()
+    return [Child(function, *arguments, **rank_environment(rank, count, port)) for rank in range(count)]
 
 
 def free_port() -> str:

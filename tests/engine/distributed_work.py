@@ -3,12 +3,16 @@
 import json
 import os
 import shutil
+import signal
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import dualmcmc
 from dualmcmc import data
 from dualmcmc.data.store import MemoryStore
+from dualmcmc.engine import watchdog
 from dualmcmc.engine.ddp import init_distributed
 from dualmcmc.engine.distributed import World
 from dualmcmc.engine.trainer import resumed_config, train
@@ -18,6 +22,7 @@ from dualmcmc.tasks.sample import sample
 from dualmcmc.utils.errors import UserError
 from tests.conftest import tiny
 from tests.networks import Tiny
+from tests.processes import command
 
 SHORT = ("train.images=48", "train.log_every=1", "train.sample_every=48", "data.flip=true")
 RUNS = {
@@ -63,6 +68,31 @@ def rank_work(out: Path) -> None:
     world.close()
     found["threads_after_closing"] = count_gloo_threads()
     (out / f"rank{found['rank']}.json").write_text(json.dumps(found))
+
+
+def hasten_watchdog() -> None:
+    watchdog.NOTICE = watchdog.SLOW_NOTICE = 0.5
+    watchdog.SILENT, watchdog.BEAT = 2.0, 0.1
+
+
+def impatient_command(*words: object) -> None:
+    """The command `dualmcmc`, with a watchdog that speaks soon."""
+    hasten_watchdog()
+    command(*words)
+
+
+def slow_work(done: Path | str) -> None:
+    """Rank 0 works until the file `done` exists; the other waits for it. SIGTERM exits, as in the command."""
+    hasten_watchdog()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    world = init_distributed("cpu")
+
+    def function() -> None:
+        while not Path(done).exists():
+            time.sleep(0.05)
+
+    world.on_main(function)
+    world.close()
 
 
 def count_gloo_threads() -> int:

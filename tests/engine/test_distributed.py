@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,10 +22,11 @@ from dualmcmc.engine.distributed import SINGLE_PROCESS
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.trainer import resumed_config, train
+from dualmcmc.engine.watchdog import Watchdog
 from dualmcmc.utils.errors import UserError
 from tests.conftest import LONG, TINY
-from tests.engine.distributed_work import rank_work, work
-from tests.processes import Child, command, free_port, killed_at_the_end, launch
+from tests.engine.distributed_work import impatient_command, rank_work, slow_work, work
+from tests.processes import Child, command, free_port, killed_at_the_end, launch, rank_environment
 
 pytestmark = pytest.mark.xdist_group("processes")  # one worker: they share what is slow to start
 COUNTS = (2, 4) if LONG else (2,)
@@ -225,10 +227,10 @@ def test_error_is_printed_once(tmp_path, words, message):
 
 
 @contextmanager
-def endless_training(out):
+def endless_training(out, function=command):
     """Two processes that have begun to train."""
     words = ["train", "digits", *TINY, "train.images=100000000", "train.save_every=32", "--device", "cpu"]
-    ranks, folder = launch(2, command, *words, "--out", out), RunFolder(out)
+    ranks, folder = launch(2, function, *words, "--out", out), RunFolder(out)
     with killed_at_the_end(*ranks):
         deadline = time.monotonic() + 120
         while not (folder.has_states() and int(folder.latest_state().stem) > 0):
@@ -260,3 +262,138 @@ def test_signal_saves_once_and_stops_all(tmp_path, signalled):
     last = read_log(folder.log)[-1]
     assert (last["kind"], last["reason"]) == ("stop", "SIGTERM")
     assert int(folder.latest_state().stem) == last["images"]
+
+
+def wait_until(condition, ranks):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, [rank.err for rank in ranks]
+        time.sleep(0.05)
+
+
+def alone(rank, port, **environment):
+    """One of two processes; nobody starts the other."""
+    words = ["train", "--device", "cpu", "--out", "never"]
+    return Child(impatient_command, *words, **rank_environment(rank, 2, port), **environment)
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "code"), [(0, signal.SIGTERM, 143), (1, signal.SIGINT, 130), (1, signal.SIGHUP, 129)]
+)
+def test_signal_ends_connecting(rank, number, code):
+    port = free_port()
+    child = alone(rank, port)
+    missing = f"rank {1 - rank} of 2 processes at 127.0.0.1:{port}"
+    with killed_at_the_end(child):
+        wait_until(lambda: f"waiting for {missing}; giving up after 5 minutes\n" in child.err, [child])
+        os.kill(child.pid, number)
+        assert child.wait() == code
+    last = child.err.splitlines()[-1]
+    assert last.endswith(f"{number.name}: stopped while waiting for {missing}")
+    assert "Traceback" not in child.err
+
+
+def test_signal_ends_connecting_to_a_stalled_process():
+    """It accepts the connection, but does not answer: PyTorch waits for that and runs no signal handler."""
+    with socket.create_server(("127.0.0.1", 0)) as stalled:
+        child = alone(1, str(stalled.getsockname()[1]))
+        with killed_at_the_end(child):
+            wait_until(lambda: "waiting for rank 0" in child.err, [child])
+            os.kill(child.pid, signal.SIGTERM)
+            assert child.wait() == 143
+    assert "SIGTERM: stopped while waiting for rank 0" in child.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_connecting_gives_up(rank):
+    child = alone(rank, free_port(), DUALMCMC_CONNECT_TIMEOUT="1")
+    with killed_at_the_end(child):
+        assert child.wait() == 2
+    assert f"cannot connect the processes: waited 1 s for rank {1 - rank} of 2" in error_line([child])
+
+
+@pytest.mark.parametrize("name", ["DUALMCMC_CONNECT_TIMEOUT", "DUALMCMC_STALL_TIMEOUT"])
+@pytest.mark.parametrize("value", ["0", "soon", "nan", "inf", "-1"])
+def test_invalid_timeout(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{name}={value} is not a number of seconds"):
+        Watchdog(0, 2)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_stalled_process_is_named_and_may_continue(tmp_path, victim):
+    with endless_training(tmp_path / "run", impatient_command) as ranks:
+        other, folder = ranks[1 - victim], RunFolder(tmp_path / "run")
+        os.kill(ranks[victim].pid, signal.SIGSTOP)
+        wait_until(lambda: f"waiting for rank {victim} for " in other.err, ranks)
+        assert "it does not respond; giving up after 10 minutes" in other.err
+        images = int(folder.latest_state().stem)
+        os.kill(ranks[victim].pid, signal.SIGCONT)
+        wait_until(lambda: int(folder.latest_state().stem) > images + 64, ranks)
+        os.kill(other.pid, signal.SIGTERM)
+        assert [rank.wait() for rank in ranks] == [143, 143]
+    assert read_log(folder.log)[-1]["reason"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_signal_ends_waiting_for_a_stalled_process(tmp_path, victim):
+    with endless_training(tmp_path / "run", impatient_command) as ranks:
+        other = ranks[1 - victim]
+        os.kill(ranks[victim].pid, signal.SIGSTOP)
+        wait_until(lambda: f"waiting for rank {victim} for " in other.err, ranks)
+        os.kill(other.pid, signal.SIGTERM)
+        assert other.wait() == 143
+    assert f"SIGTERM: stopped while waiting for rank {victim}" in other.err.splitlines()[-1]
+    assert "Traceback" not in other.err
+    images = int(RunFolder(tmp_path / "run").latest_state().stem)
+    config = resumed_config(tmp_path / "run", [])
+    assert train(config, tmp_path / "run", "cpu", resume=True, max_images=images + 16).images == images + 16
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_stalled_process_is_given_up(tmp_path, victim, monkeypatch):
+    monkeypatch.setenv("DUALMCMC_STALL_TIMEOUT", "3")
+    with endless_training(tmp_path / "run", impatient_command) as ranks:
+        os.kill(ranks[victim].pid, signal.SIGSTOP)
+        assert ranks[1 - victim].wait() == 4
+        ranks[victim].kill()
+        ranks[victim].wait()
+    assert f"rank {victim} of 2 processes did not respond for 3 s" in error_line(ranks)
+
+
+def test_long_work_is_waited_for(tmp_path, monkeypatch):
+    """However long it takes: a process that works still responds."""
+    monkeypatch.setenv("DUALMCMC_STALL_TIMEOUT", "2.5")
+    ranks = launch(2, slow_work, tmp_path / "done")
+    with killed_at_the_end(*ranks):
+        wait_until(lambda: ranks[1].err.count("waiting for rank 0") >= 4, ranks)  # after 0.5, 1, 2 and 4 s
+        (tmp_path / "done").touch()
+        assert [rank.wait() for rank in ranks] == [0, 0]
+    assert "it is still working" in ranks[1].err
+    assert "respond" not in ranks[1].err
+    assert ranks[0].err == ""
+
+
+def test_signal_while_another_process_works(tmp_path):
+    """Before training there is nothing to save, so it ends at once, although the process group still waits."""
+    port = free_port()
+    worker = Child(slow_work, tmp_path / "done", **rank_environment(0, 2, port))
+    code = f"from tests.engine.distributed_work import slow_work; slow_work({str(tmp_path / 'done')!r})"
+    path = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    with (
+        killed_at_the_end(worker),
+        subprocess.Popen(  # a whole interpreter: it is at exit that it could hang
+            [sys.executable, "-c", code],
+            env=os.environ | rank_environment(1, 2, port) | {"OMP_NUM_THREADS": "1"} | path,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as waiting,
+    ):
+        try:
+            messages = next(line for line in waiting.stderr if "waiting for rank 0" in line)
+            waiting.terminate()
+            messages += waiting.communicate(timeout=60)[1]
+        finally:
+            waiting.kill()
+    assert waiting.returncode == 143
+    assert messages.splitlines()[-1] == "rank 1: SIGTERM: stopped while waiting for the other processes"

@@ -11,10 +11,11 @@ import importlib
 import inspect
 import logging
 import os
+import pickle
 import socket
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -23,12 +24,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualmcmc.engine.distributed import SINGLE_PROCESS, SLURM_TASKS, TORCHELASTIC, T, World, is_launched
+from dualmcmc.engine.watchdog import Watchdog
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.utils.device import resolve_device
 from dualmcmc.utils.errors import ProcessLost, UserError, first_line
 
-TIMEOUT = timedelta(hours=2)  # rank 0 may be packing a large dataset
+TIMEOUT = timedelta(hours=2)  # of a collective on devices
+HOST_TIMEOUT = timedelta(days=7)  # rank 0 may be packing a large dataset; the watchdog notices a stalled process
+POLL = timedelta(seconds=0.2)  # in between, signal handlers can run
 
 
 class DistributedWorld(World):
@@ -40,10 +44,11 @@ class DistributedWorld(World):
 
     launched = True
 
-    def __init__(self, fabric: Any) -> None:
-        self._fabric = fabric
+    def __init__(self, fabric: Any, watchdog: Watchdog) -> None:
+        self._fabric, self._watchdog = fabric, watchdog
         self.rank, self.size = fabric.global_rank, fabric.world_size
-        self._host_group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        watchdog.mark()
+        self._host_group: Any = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
         self._pending: tuple[Any, Tensor] | None = None  # the all-reduce of the previous any_rank()
         self._machines = len(set(self.all_gather(socket.gethostname())))
 
@@ -95,34 +100,71 @@ class DistributedWorld(World):
         with self.fail_together():
             if self.is_main:
                 result = [function()]
-        dist.broadcast_object_list(result, 0, group=self._host_group)
-        return result[0]
+        return self._broadcast(result[0])
 
     def all_gather(self, value: T) -> list[T]:
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value, group=self._host_group)
-        return gathered
+        payload = _pickle(value)
+        sizes = torch.empty(self.size, 1, dtype=torch.int64)
+        with self._watchdog.waiting():
+            self._wait(dist.all_gather, list(sizes), torch.tensor([len(payload)]))
+            padded = nn.functional.pad(payload, (0, int(sizes.max()) - len(payload)))
+            gathered = padded.new_empty(self.size, len(padded))
+            self._wait(dist.all_gather, list(gathered), padded)
+        return [_unpickle(part[:size]) for part, size in zip(gathered, sizes.flatten().tolist(), strict=True)]
+
+    def _broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        payload = _pickle(value) if self.is_main else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([len(payload)])
+        with self._watchdog.waiting():
+            self._wait(dist.broadcast, size, 0)
+            if not self.is_main:
+                payload = payload.new_empty(int(size))
+            self._wait(dist.broadcast, payload, 0)
+        result: T = value if self.is_main else _unpickle(payload)
+        return result
+
+    def _wait(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        """Complete a collective of the host group."""
+        self._complete(collective(*arguments, group=self._host_group, async_op=True))
+
+    def _complete(self, work: Any) -> None:
+        """Wait in short pieces: inside PyTorch no signal handler runs."""
+        while not work.is_completed():
+            with suppress(RuntimeError):  # a timeout; a failure is raised below
+                work.wait(POLL)
+            self._watchdog.check()
+        work.wait()
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
+        self._watchdog.mark()
         dist.all_reduce(tensor)
         return tensor
 
     def any_rank(self, level: int) -> int:
         previous, result = self._pending, 0
         if previous is not None:  # started one iteration ago, so it has completed by now
-            previous[0].wait()
+            with self._watchdog.waiting():
+                self._complete(previous[0])
             result = int(previous[1])
         highest = torch.tensor(level)
         self._pending = dist.all_reduce(highest, dist.ReduceOp.MAX, group=self._host_group, async_op=True), highest
         return result
 
     def ddp(self, net: nn.Module) -> nn.Module:
+        self._watchdog.mark()
         wrapped: nn.Module = self._fabric.strategy.setup_module(net)
+        self._watchdog.unmark()
+        wrapped.register_forward_pre_hook(lambda *_: self._watchdog.mark())  # a backward pass follows, and may wait
         return wrapped
 
     def close(self) -> None:
         if self._pending is not None:
-            self._pending[0].wait()
+            with self._watchdog.waiting():
+                self._complete(self._pending[0])
+        self._watchdog.stop_heartbeats()
+        self.all_gather(None)
+        self._watchdog.close()
         # The threads of a group end with its last reference. One that still releases a tensor while the
         # interpreter shuts down would abort the process.
         self._pending = self._host_group = None
@@ -148,13 +190,23 @@ def connect(device_name: str) -> DistributedWorld:
     known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
     strategy = lightning.strategies.DDPStrategy(timeout=TIMEOUT, gradient_as_bucket_view=True, **{buffers: False})
-    try:
-        fabric = lightning.Fabric(strategy=strategy, **_topology(device))
-        if "LT_CLI_USED" not in os.environ:  # `fabric run` has launched already
-            fabric.launch()
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"cannot connect the processes: {first_line(error)}.") from None
-    return DistributedWorld(fabric)
+    environments = lightning.plugins.environments
+    with ExitStack() as cleanup:
+        try:
+            torchelastic = TORCHELASTIC in os.environ
+            environment = environments.TorchElasticEnvironment() if torchelastic else environments.SLURMEnvironment()
+            rank, size = environment.global_rank(), environment.world_size()
+            watchdog = Watchdog(rank, size)
+            cleanup.callback(watchdog.close)
+            is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            with watchdog.connecting(environment.main_address, environment.main_port, is_host):
+                fabric = lightning.Fabric(strategy=strategy, plugins=[environment], **_topology(device))
+                if "LT_CLI_USED" not in os.environ:  # `fabric run` has launched already
+                    fabric.launch()
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"cannot connect the processes: {first_line(error)}.") from None
+        cleanup.pop_all()
+    return DistributedWorld(fabric, watchdog)
 
 
 def _import_fabric() -> Any:
@@ -176,6 +228,15 @@ def _topology(device: torch.device) -> dict[str, Any]:
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1)
         per_node = int(os.environ[SLURM_TASKS]) // nodes
     return {"accelerator": device.type, "devices": per_node, "num_nodes": nodes}
+
+
+def _pickle(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpickle(payload: Tensor) -> Any:
+    """What another process of this job has sent."""
+    return pickle.loads(payload.numpy())
 
 
 def wrap_ddp(trio: Trio, executors: Trio, world: World) -> Trio:

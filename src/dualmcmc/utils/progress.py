@@ -80,12 +80,12 @@ def _lines(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
                 amount = f"{amount.removesuffix(f' {unit}')} of {_format_amount(total, unit)}"
             speed = _format_amount(rate, unit) if unit == "bytes" else f"{format_rate(rate)} {unit}"
             speed = "" if unit == "parts" else f", {speed}/s"
-            _print(f"{task}: {amount}{speed}{left}")
+            print_line(f"{task}: {amount}{speed}{left}")
 
     yield advance
 
 
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
     """Print on standard error; whoever read it may have exited, which must not stop the work."""
     try:
         print(text, file=sys.stderr, flush=True)
@@ -205,7 +205,7 @@ class LineReporter(Reporter):
     progress = staticmethod(show_progress)
 
     def message(self, text: str) -> None:
-        _print(text)
+        print_line(text)
 
     def start(self, images: int, total: int) -> None:
         self._total, self._start, self._last = total, time.monotonic(), time.monotonic()
@@ -224,7 +224,7 @@ class LineReporter(Reporter):
         per_image = elapsed / max(1, self._current[0] - self._first[0])
         left = (self._total - self._current[0]) * per_image
         rate = format_rate((self._current[1] - self._first[1]) / elapsed)
-        _print(
+        print_line(
             f"{self._current[0]:,}/{self._total:,} images  {rate} it/s  {left / 60:.1f} min left  "
             f"{format_stats(values)}"
         )
