@@ -51,7 +51,8 @@ def train(
 
     Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full states to resume
     from. Ctrl-C, SIGTERM and SIGHUP (a lost connection) save and stop; --resume continues. Exit codes: 0 success, 2 bad
-    input, 3 diverged, 4 another process was lost, 129, 130 and 143 stopped by a signal.
+    input, 3 diverged, 4 another process was lost, 129, 130 and 143 stopped by a signal. Several processes wait
+    DUALMCMC_CONNECT_TIMEOUT seconds (300) to connect, and DUALMCMC_STALL_TIMEOUT (600) for one that does not respond.
 
     \b
     Examples:

@@ -236,7 +236,7 @@ def _pickle(value: Any) -> Tensor:
 
 def _unpickle(payload: Tensor) -> Any:
     """What another process of this job has sent."""
-    return pickle.loads(payload.numpy())
+    return pickle.loads(payload.numpy().data)
 
 
 def wrap_ddp(trio: Trio, executors: Trio, world: World) -> Trio:

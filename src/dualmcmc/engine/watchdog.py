@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -46,12 +46,12 @@ class Watchdog:
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._connect_timeout, self._stall_timeout = _seconds(*CONNECT_TIMEOUT), _seconds(*STALL_TIMEOUT)
-        self._wait: _Wait | None = None
+        self._wait: _Wait | None = None  # of the main thread; None: it waits for nobody
         self._position = 0  # collectives of the host group begun so far, the same sequence on all ranks
         self._heard = [(b"", 0.0)] * size  # the newest heartbeat of each rank, and seconds of waiting since
         self._unanswered = 0.0  # seconds of waiting since the store answered
         self._lock = threading.Lock()  # of the two above
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None
         self._signal: int | None = None
         self._verdict: tuple[int, str] | None = None  # why to stop waiting: exit code and message
         self._exit_code: int | None = None
@@ -95,10 +95,13 @@ class Watchdog:
             while not is_host and not _accepts(host, port):  # TCPStore would print a stack trace for each failure
                 self._sleep()
             timeout = timedelta(seconds=self._connect_timeout + 60)  # the watchdog gives up before
-            options = {"timeout": timeout, "wait_for_workers": False, "multi_tenant": True}
-            store = self._store = dist.TCPStore(host, port, None, is_host, **options)
+            # multi_tenant: torch.distributed then uses the same store
+            store = self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, None, is_host, timeout=timeout, wait_for_workers=False, multi_tenant=True
+            )
             store.set(self._key(self._rank), "0 0")
-            while missing := [rank for rank in range(self._size) if not store.check([self._key(rank)])]:
+            missing = list(range(self._size))
+            while missing := [rank for rank in missing if not store.check([self._key(rank)])]:
                 wait.who = f"{format_ranks(missing)} of {self._size} processes {where}"
                 self._sleep()
             self._threads.append(threading.Thread(target=self._beat, daemon=True))
@@ -137,7 +140,7 @@ class Watchdog:
         try:
             yield wait
         except SystemExit as stopped:  # a signal
-            if isinstance(stopped.code, int) and stopped.code > 128:
+            if isinstance(stopped.code, int) and stopped.code - 128 in SIGNALS:
                 self._exit_code = stopped.code
                 self._print(self._verdict[1] if self._verdict else self._stopped(wait, stopped.code - 128))
             raise
@@ -259,7 +262,6 @@ class Watchdog:
     def _beat(self) -> None:
         """The thread of the store: a process that is the store may be stalled, and then it blocks."""
         store, count, keys = self._store, 0, [self._key(rank) for rank in range(self._size)]
-        assert store is not None
         with suppress(RuntimeError):  # the process that was the store has ended
             while not self._no_beats.wait(BEAT):
                 count += 1
@@ -274,6 +276,7 @@ class Watchdog:
                         ]
 
     def _key(self, rank: int) -> str:
+        """Where the heartbeat of a rank is; torchrun may keep the store when it restarts its processes."""
         return f"dualmcmc/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{rank}"
 
 
