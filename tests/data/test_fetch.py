@@ -87,13 +87,13 @@ def test_other_content_is_deleted(server, published, cache, content):
     assert files_in(cache) == []
 
 
-def test_md5_is_verified(server, published, monkeypatch):
-    good = hashlib.md5(server.files["t10k-images-idx3-ubyte"]).hexdigest()
-    for md5 in ("0" * 32, good):
-        files = {"train-images-idx3-ubyte.gz": None, "t10k-images-idx3-ubyte": md5}
+def test_file_checksum_is_verified(server, published, monkeypatch):
+    good = hashlib.sha256(server.files["t10k-images-idx3-ubyte"]).hexdigest()
+    for sha256 in ("0" * 64, good):
+        files = {"train-images-idx3-ubyte.gz": None, "t10k-images-idx3-ubyte": sha256}
         official = catalog._remote_files((server.url,), files)
         monkeypatch.setitem(catalog.CATALOG, "mnist", replace(published, official=official))
-        if md5 == good:
+        if sha256 == good:
             assert fetch.fetch("mnist").exists()
         else:
             with pytest.raises(UserError, match="checksum of t10k-images-idx3-ubyte is not the published one"):
@@ -156,8 +156,8 @@ def test_second_url_is_tried_after_wrong_content(server, published, monkeypatch)
     for name in list(server.files):
         server.files[f"bad/{name}"] = b"<html>log in</html>"
     server.files["bad/t10k-images-idx3-ubyte"] = server.files["t10k-images-idx3-ubyte"]
-    md5 = hashlib.md5(server.files["train-images-idx3-ubyte.gz"]).hexdigest()
-    files = {"train-images-idx3-ubyte.gz": md5, "t10k-images-idx3-ubyte": None}
+    sha256 = hashlib.sha256(server.files["train-images-idx3-ubyte.gz"]).hexdigest()
+    files = {"train-images-idx3-ubyte.gz": sha256, "t10k-images-idx3-ubyte": None}
     official = catalog._remote_files((server.url + "bad/", server.url), files)
     monkeypatch.setitem(catalog.CATALOG, "mnist", replace(published, official=official))
     assert fetch.fetch("mnist").exists()

