@@ -12,14 +12,17 @@ endif
 .PHONY: test run format faults clean
 .DELETE_ON_ERROR:
 
-# Four pips install the pinned versions in parallel; the last one checks dependencies and adds any that are not pinned.
+# Four pips at a time install the pinned versions, ten each, with a line per finished ten; the last one checks
+# dependencies and adds any that are not pinned.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dualmcmc needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { echo "no venv module: on Debian or Ubuntu, apt-get install python3-venv" >&2; exit 2; }
-	@echo "installing $$(grep -cv '^#' constraints.txt) packages into .venv (1.5 GB on disk); this takes one to three minutes"
-	grep -v '^#' constraints.txt | xargs -n 25 -P 4 $(PIP) --no-deps
-	PIP_CONSTRAINT=constraints.txt $(PIP) --no-build-isolation -e '.[dev]'
+	@echo "installing $$(grep -cv '^#' constraints.txt) packages into .venv (1.5 GB on disk; PyTorch alone is a download of 190 MB); this takes one to three minutes"
+	@grep -v '^#' constraints.txt | xargs -n 10 -P 4 sh -c \
+	  '$(PIP) --no-deps "$$@" && echo "  installed $$# packages: $$(echo "$$@" | sed "s/==[^ ]*//g")"' sh
+	@echo "  installing dualmcmc and checking its dependencies"
+	@PIP_CONSTRAINT=constraints.txt $(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
 
 test: .venv/ready
