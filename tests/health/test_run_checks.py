@@ -56,6 +56,13 @@ def test_rollback_is_a_warning_and_undone_lines_do_not_count():
     assert [finding.check for finding in problems(again)] == ["diverged", "rollback"]
 
 
+def test_advice_never_repeats_text_of_the_log():
+    """Only known settings with positive numbers are offered to paste."""
+    reduced = {"optim.energy.lr": 5e-4, "x; rm -rf ~": 1.0, "data.path": "/etc", "optim.generator.lr": "1; reboot"}
+    (finding,) = problems([event("start"), *make_log(), event("rollback", 24, reason="x", reduced=reduced, number=1)])
+    assert finding.advice == "start the next run with optim.energy.lr=0.0005"
+
+
 def test_slow_saves():
     (finding,) = problems([*make_log(), *(event("save", n, seconds=20.0) for n in range(1, 25))])
     assert (finding.check, finding.advice) == ("saves", "train.save_every=40000")

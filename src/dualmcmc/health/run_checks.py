@@ -9,12 +9,19 @@ from typing import Any
 from dualmcmc.config import Config
 from dualmcmc.health.findings import HEALTHY_RANGES, Finding, scaled_setting, slower_energy
 from dualmcmc.health.history import Entry, History, parse_number
-from dualmcmc.utils.errors import format_value, sanitize
+from dualmcmc.utils.errors import sanitize
 
 SLOWDOWN = 3.0  # factor; a busy machine alone makes the speed of a healthy run vary by 2
 MIN_SPEED_LINES = 12  # of one session: its first lines include warm-up
 MAX_SAVE_FRACTION, MIN_SAVE_SECONDS = 0.1, 60.0  # of the time spent saving; less than a minute does not matter
 MIN_RESUMES, MIN_LINES_PER_SESSION = 5, 10  # so many resumes, with fewer lines per session, cost too much work
+BACKED_OFF = (  # the settings that a rollback reduces
+    "optim.energy.lr",
+    "optim.generator.lr",
+    "optim.inference.lr",
+    "teaching.x_chain.step_size",
+    "teaching.z_chain.step_size",
+)
 MAX_REASON_LENGTH = 200  # characters of a logged reason
 
 
@@ -30,7 +37,7 @@ def divergence(history: History, config: Config) -> list[Finding]:
         times = "once" if count == 1 else f"{count:,} times"
         message = f"The run diverged and was rolled back {times}, last to image {last['images']:,}: {_reason(last)}."
         reduced = last.get("reduced")
-        settings = [_format_setting(*item) for item in reduced.items()] if isinstance(reduced, dict) else []
+        settings = _reduced_settings(reduced) if isinstance(reduced, dict) else []
         advice = f"start the next run with {' '.join(settings)}" if settings else _divergence_advice(history, config)
         findings.append(Finding("warning", "rollback", message, advice))
     return findings
@@ -118,5 +125,7 @@ def _reason(event: Entry) -> str:
     return sanitize(str(event.get("reason", "no reason given")), MAX_REASON_LENGTH).partition(". ")[0].rstrip(".")
 
 
-def _format_setting(key: str, value: Any) -> str:
-    return f"{sanitize(key)}={f'{value:.4g}' if isinstance(value, float) else format_value(value)}"
+def _reduced_settings(logged: dict[str, Any]) -> list[str]:
+    """Logged settings as KEY=VALUE to paste: known names with positive numbers only, since a log is not trusted."""
+    numbers = {key: parse_number(logged[key]) for key in BACKED_OFF if key in logged}
+    return [f"{key}={value:.4g}" for key, value in numbers.items() if value is not None and 0 < value < math.inf]
