@@ -15,6 +15,7 @@ from dualmcmc.utils.errors import UserError
 EXPECTED = {
     "digits", "mnist", "fashion-mnist", "cifar10-simple", "cifar10-simple-authors", "cifar10-resnet",
     "cifar10-resnet-128", "cifar10-resnet-256", "cifar10-resnet-1024", "celeba64", "celebahq256", "church64",
+    "laptop32",
 }  # fmt: skip
 
 
