@@ -254,6 +254,8 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
             inside = sorted(name for name in known if name.startswith(key + "."))
             hint = f" It is a group with {', '.join(inside)}." if inside else nearest(sanitize(key), sorted(known))
             raise UserError(f"unknown setting '{sanitize(key)}'.{hint}")
+        if not raw.strip():
+            raise UserError(f"{key}= has no value: write {key}=VALUE, or {key}=null for a setting that can be off.")
         value: Any = _text_or_none(raw) if _is_text(key) else _parse_value(raw, text)
         for part in reversed(key.split(".")):
             value = {part: value}
@@ -270,7 +272,7 @@ def _is_text(key: str) -> bool:
 
 
 def _text_or_none(raw: str) -> str | None:
-    return None if raw in ("null", "") else raw
+    return None if raw == "null" else raw
 
 
 def _parse_value(raw: str, text: str) -> Any:
@@ -304,8 +306,9 @@ def render(config: Config) -> str:
 def _scalar(value: Any) -> str:
     # Always on one line: text with line breaks is quoted, so that none of it can look like a setting.
     style = '"' if isinstance(value, str) and not value.isprintable() else None
+    plain = not isinstance(value, str) or value.isprintable()  # otherwise escaped, such as marks that reverse text
     endless = 1 << 30  # columns
     text = yaml.safe_dump(
-        _plain(value), default_flow_style=True, default_style=style, width=endless, allow_unicode=True
+        _plain(value), default_flow_style=True, default_style=style, width=endless, allow_unicode=plain
     )
     return text.removesuffix("...\n").strip()

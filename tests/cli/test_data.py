@@ -58,14 +58,23 @@ def test_manual_download(call, cache):
 
 
 def test_check(call, tmp_path, monkeypatch):
+    """The contact sheet is beside the cached data, not in the current folder, unless a file is named."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setenv("DUALMCMC_DATA", str(cache))
     monkeypatch.chdir(tmp_path)
     makers.image_folder(tmp_path / "photos", pixels(20, 16))
+    before = sorted(path.name for path in tmp_path.iterdir())
     answer = call("data", "check", "photos")
     assert answer.code == 0
     assert "train: 20 images, RGB, 16x16 (20)" in answer.out
-    assert Image.open("photos-sheet.png").size[0] > 500
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    sheet = cache / "sheets" / "photos.png"
+    assert f"contact sheet: {sheet}" in answer.out
+    assert Image.open(sheet).size[0] > 500
     (tmp_path / "photos" / "bad.png").write_bytes(b"")
-    answer = call("data", "check", "photos", "--sheet", "s.png")
+    answer = call("data", "check", "photos", "--out", "s.png")
+    assert Image.open("s.png").size[0] > 500
     assert answer.code == 2
     assert "unreadable: 1" in answer.out
     assert "bad.png: the file is empty" in answer.out
@@ -171,15 +180,15 @@ def test_skip_bad(call, tmp_path):
         (["data", "check", ""], ["empty"]),
         (["data", "check", "MNIST"], ["'mnist'"]),
         (["data", "check", "file.txt", "--path", "."], ["--path is for named datasets"]),
-        (["data", "check", "."], ["would be among the images"]),
-        (["data", "check", "mnist", "--cache", "..", "--sheet", "../mnist/a.png"], ["--sheet"]),
+        (["data", "check", ".", "--out", "a.png"], ["would be among the images"]),
+        (["data", "check", "mnist", "--cache", "..", "--out", "../mnist/a.png"], ["--out"]),
         (["data", "pack", "digits", "--size", "8", "--path", "file.txt"], ["--out"]),
         (["train", "digits", "data.source=mnsit"], ["'mnist'"]),
         (["data", "check", "mnits"], ["'mnist'"]),
         (["data", "check", "./absent"], ["does not exist"]),
         (["data", "check", "mnist"], ["dualmcmc data fetch mnist"]),
         (["data", "check", "file.txt"], ["is not a folder"]),
-        (["data", "check", "digits", "--sheet", "a.jpg"], ["--sheet", ".png"]),
+        (["data", "check", "digits", "--out", "a.jpg"], ["--out", ".png"]),
         (["data", "pack", "file.txt", "--size", "8"], ["--out"]),
         (["data", "pack", "file.txt", "--size", "8", "--out", "a.zip"], [".pack"]),
         (["data", "pack", "file.txt", "--out", "a.pack"], ["--size"]),

@@ -78,6 +78,33 @@ def test_usage_errors(call):
     assert_refused(call("data", "fetsch"), "fetsch", "dualmcmc data --help")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "x", "-n", "abc"], "-n abc: use an integer from 1 to 1,000,000,000,000."),
+        (["sample", "x", "--seed", "1.5"], "--seed 1.5: use an integer from 0 to"),
+        (["sample", "x", "-n", "9" * 5000], "use an integer from 1"),
+        (["revise", "x", "--rows", "101"], "--rows 101: use an integer from 1 to 100."),
+        (["train", "--max-minutes", "soon"], "--max-minutes soon: use a number"),
+        (
+            ["sample"],
+            "TARGET is missing: run folder, snapshot file, or name of pretrained weights. See dualmcmc",
+        ),
+        (["outliers", "x"], "--against is missing: datasets to detect"),
+        (["sample", "x", "--sed", "1"], "unknown option --sed. Did you mean '--seed'?"),
+        (["sample", "x", "-n"], "-n needs a value."),
+        (["sample", "x", "--json=1"], "--json takes no value."),
+        (["presets", "more"], "unexpected argument 'more'. See dualmcmc presets --help."),
+        (["smple"], "unknown command 'smple'. Did you mean 'sample'? See dualmcmc --help."),
+        (["train", "digits", "train.images="], "train.images= has no value: write train.images=VALUE"),
+    ],
+)
+def test_usage_errors_are_in_our_words(call, words, message):
+    answer = call(*words)
+    assert_refused(answer, message)
+    assert not any(word in answer.err for word in ("Input should", "Invalid value", "Missing", "Got unexpected"))
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- 2>&-"])
 def test_closed_streams(closed):
     done = subprocess.run(["sh", "-c", f'"$0" -m dualmcmc presets {closed}', sys.executable], capture_output=True)

@@ -191,6 +191,9 @@ def test_diverged_chain_is_not_measured(call, run_folder, tmp_path):
     assert not (run_folder / "results").exists()
     assert not (tmp_path / "a.npz").exists()
     answer = call("long-chains", run_folder, *wild, "sampling.steps=5", "-n", 3)
+    assert answer.code == 2
+    assert "long-chains.png' shows it; nothing was recorded" in answer.err
+    assert not (run_folder / "results").exists()
     assert "NOT FINITE" in answer.out
     assert "100.00 % outside" in answer.out
 
@@ -205,11 +208,30 @@ def test_picture_among_the_images_is_refused(call, run_folder, tmp_path):
     )
 
 
-def test_diverged_chain_is_recorded(call, run_folder):
+def test_diverged_chain_is_shown_but_not_recorded(call, run_folder):
     answer = call("revise", run_folder, "sampling.step_size=1e38", "sampling.temperature=1e38", "-n", 2, "--json")
-    assert answer.code == 0, answer.err
-    assert answer.json["numbers"]["energy"][-1] in ("nan", "inf", "-inf")
-    assert call("report", run_folder).code == 0
+    assert_refused(answer, "non-finite", "revise.png", "sampling.step_size")
+    assert (run_folder / "revise.png").exists()
+    assert not (run_folder / "results").exists()
+
+
+@pytest.mark.parametrize("command", ["sample", "reconstruct", "report", "doctor", "export"])
+def test_empty_target_is_not_the_current_folder(call, run_folder, monkeypatch, command):
+    monkeypatch.chdir(run_folder)
+    assert_refused(call(command, "", *(["--out", "a.safetensors"] if command == "export" else [])), "TARGET is empty")
+
+
+@pytest.mark.parametrize("words", [["sampling.stpes=3"], ["--images", "absent"]])
+def test_failed_command_on_pretrained_weights_leaves_no_folder(call, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert call("reconstruct", "cifar10-simple", *words, "--device", "cpu").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_that_cannot_fit_on_the_disk_are_refused(call, run_folder, tmp_path):
+    answer = call("sample", run_folder, "-n", 10**12, "--out", tmp_path / "a.npz")
+    assert_refused(answer, "GB of disk", "lower -n")
+    assert not (tmp_path / "a.npz").exists()
 
 
 def test_frames_of_revise(call, run_folder):

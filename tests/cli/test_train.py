@@ -111,7 +111,7 @@ def test_divergence_exits_with_3(call, tmp_path):
         (["train", "--out", "file"], ["is a file"]),
         (["train", "--max-images", "0"], ["--max-images"]),
         (["train", "--max-minutes", "-1"], ["--max-minutes"]),
-        (["train", "--seed", "-1"], ["seed must be at least 0"]),
+        (["train", "--seed", "-1"], ["--seed -1: use an integer from 0"]),
         (["train", "--seed", "x"], ["--seed"]),
         (["train", "--max-minutes", "nan"], ["--max-minutes"]),
         (["train", "data.path=file"], ["data.source=digits"]),

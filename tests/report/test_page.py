@@ -142,6 +142,13 @@ def test_results_are_escaped():
     assert results_section([result(skipped="odd", data="odd", numbers={"a": None, "b": ["x"], "c": []})])
 
 
+def test_marks_that_reverse_text_are_escaped():
+    bad = "\u202egnp.exe\x1b"
+    page = results_section([result(command=bad, numbers={bad: bad}, data={"source": bad}, skipped={bad: bad})])
+    assert "\u202e" not in page
+    assert "\\u202egnp.exe" in page
+
+
 def test_newest_results_first():
     page = results_section([result(time=f"2026-01-{day:02}") for day in range(1, 31)])
     assert page.index("2026-01-30") < page.index("2026-01-29")

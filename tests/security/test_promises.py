@@ -116,6 +116,21 @@ def test_value_cannot_inject_a_setting():
     assert again.train.batch == config_io.from_tree({}).train.batch
 
 
+def test_marks_that_reverse_text_are_not_printed(call, tmp_path):
+    """In a value that `config` prints, and in a file name that `data check` lists."""
+    path = tmp_path / "mine.yaml"
+    path.write_text('description: "a\u202eb\u2066"\n', encoding="utf-8")
+    answer = call("config", path)
+    assert 'description: "a\\u202Eb\\u2066"' in answer.out
+    assert config_io.from_tree(config_io.parse_yaml(answer.out, "again")).description == "a\u202eb\u2066"
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "\u202egnp.png").write_bytes(b"")
+    image_folder(tmp_path / "photos", np.zeros((2, 8, 8, 3), np.uint8))
+    answer = call("data", "check", tmp_path / "photos", "--out", tmp_path / "sheet.png")
+    assert "\\u202egnp.png" in answer.out
+    assert "\u202e" not in answer.out + answer.err
+
+
 def test_untrusted_text_is_printed_on_one_short_line():
     assert sanitize("a\x1b[2J\nb") == "a\\x1b[2J\\nb"
     assert len(sanitize("x" * 10**6)) < 100

@@ -1,4 +1,4 @@
-from dualmcmc.utils.errors import first_line, format_value, nearest, sanitize
+from dualmcmc.utils.errors import first_line, format_value, nearest, printable, sanitize
 
 
 def test_nearest():
@@ -14,3 +14,9 @@ def test_untrusted_text_is_one_short_printable_line():
     assert format_value(10**5000) == "a number too long to print"
     assert first_line(ValueError("first.\nsecond")) == "first"
     assert first_line(ValueError()) == "ValueError"
+
+
+def test_marks_that_reverse_text_are_escaped():
+    text = "a\u202eb\u2066c\x1b[31m\x07\nd é 漢"
+    assert printable(text) == "a\\u202eb\\u2066c\\x1b[31m\\x07\nd é 漢"
+    assert sanitize("\u202e\u2066") == "\\u202e\\u2066"

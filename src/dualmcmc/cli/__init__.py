@@ -83,7 +83,7 @@ def _prepare_streams() -> None:
 
 def _run() -> None:
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="dualmcmc", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
     except UserError as error:
         code = _report_error(str(error), 2)
@@ -111,15 +111,29 @@ def _run() -> None:
 
 
 def _usage_error(error: Any) -> str:
-    """A usage error in one line."""
-    text = " ".join(str(error.format_message()).split())
-    names = [command.name for command in app.registered_commands if command.name]
-    names += [group.name for group in app.registered_groups if isinstance(group.name, str)]
-    word = text.partition("'")[2].partition("'")[0]
-    hint = nearest(word, names) if text.startswith("No such command") and "Did you mean" not in text else ""
-    context = getattr(error, "ctx", None)
-    end = "" if text.endswith((".", "?")) else "."
-    return f"{text}{end}{hint} See {context.command_path if context else 'dualmcmc'} --help."
+    """A usage error of the command-line library in one line, in our words."""
+    context: Any = getattr(error, "ctx", None)
+    parameter: Any = getattr(error, "param", None)
+    option = str(getattr(error, "option_name", ""))
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    name = parameter.opts[0] if parameter is not None else ""
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        known = [word for entry in context.command.params for word in entry.opts] if context else []
+        text = f"unknown option {option}.{nearest(option, [word for word in known if word.startswith('-')])}"
+    elif kind == "MissingParameter":
+        label = name if name.startswith("-") else parameter.metavar
+        text = f"{label} is missing: {parameter.help[:1].lower()}{parameter.help[1:].rstrip('.')}."
+    elif kind == "BadOptionUsage":
+        text = f"{option} takes no value." if "does not take" in text else f"{option} needs a value."
+    elif text.startswith("No such command"):
+        word = text.partition("'")[2].partition("'")[0]
+        text = f"unknown command '{word}'.{nearest(word, context.command.commands)}"
+    elif text.startswith("Got unexpected extra"):
+        text = f"unexpected argument '{text.partition(' (')[2].rstrip(')')}'."
+    else:  # such as a flag of the library that this version does not know
+        text = f"{name}: {text}." if name else f"{text}."
+    return f"{text} See {context.command_path if context else 'dualmcmc'} --help."
 
 
 def _report_error(text: str, code: int) -> int:

@@ -10,11 +10,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from dualmcmc.cli.options import Json, print_json
+from dualmcmc.cli.options import Json, number, path_parser, print_json, show
 from dualmcmc.config import Crop as CropName
 from dualmcmc.config import DatasetName, Resize
 from dualmcmc.utils.errors import UserError, nearest
-from dualmcmc.utils.files import CACHE_VARIABLE, check_output, expand_user
+from dualmcmc.utils.files import CACHE_VARIABLE, cache_folder, check_output, expand_user, make_folder
 
 CROP_NAMES: tuple[str, ...] = typing.get_args(CropName)
 RESIZE_NAMES: tuple[str, ...] = typing.get_args(Resize)
@@ -57,7 +57,7 @@ Location = Annotated[
 @app.callback(invoke_without_command=True)
 def _help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        show(context.get_help())
 
 
 def check_choice(option: str, word: str) -> Any:
@@ -89,7 +89,7 @@ def _resolve_target(target: str, path: Path | None) -> tuple[str, Path | None]:
 
 
 def _notify(text: str) -> None:
-    print(text, file=sys.stderr)
+    show(text, file=sys.stderr)
 
 
 @app.command("list")
@@ -99,7 +99,6 @@ def list_datasets(cache: Cache = None, as_json: Json = False) -> None:
     from dualmcmc.data import inception_weights
     from dualmcmc.data.catalog import CATALOG
     from dualmcmc.data.fetch import available_sources, status
-    from dualmcmc.utils.files import cache_folder
 
     rows = [
         {
@@ -130,22 +129,22 @@ def list_datasets(cache: Cache = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"cache": str(cache_folder()), "datasets": rows, "inception": network})
         return
-    print(f"{'name':<14} {'status':<14} {'pixels':>7} {'MB':>5}  {'sources':<17} licence")
+    show(f"{'name':<14} {'status':<14} {'pixels':>7} {'MB':>5}  {'sources':<17} licence")
     for row in rows:
         pixels = f"{row['size']}x{row['size']}" if row["size"] else "various"
         origin = ", ".join(cast(list[str], row["sources"]))
-        print(
+        show(
             f"{row['name']:<14} {row['status']:<14} {pixels:>7} {row['megabytes']:>5}  {origin:<17} {row['licence']}\n"
             f"{'':<14} {row['title']}: "
             + ", ".join(f"{count:,} {split}" for split, count in cast(dict[str, int], row["splits"]).items())
             + f"\n{'':<14} {row['home']}"
         )
     sources = ", ".join(inception_weights.SOURCES)
-    print(
+    show(
         f"{INCEPTION:<14} {network['status']:<14} {'-':>7} {network['megabytes']:>5}  {sources:<17} "
         f"{network['licence']}\n{'':<14} {network['title']}\n{'':<14} {network['home']}"
     )
-    print(f"cache folder: {cache_folder()}")
+    show(f"cache folder: {cache_folder()}")
 
 
 @app.command("fetch")
@@ -189,9 +188,9 @@ def fetch_dataset(
                 {"name": name, "status": found, "folder": str(dataset_folder(name)), "instructions": instructions}
             )
         elif found in ("missing", "damaged"):
-            print(instructions)
+            show(instructions)
         else:
-            print(f"{name} is present ({found}): {dataset_folder(name)}")
+            show(f"{name} is present ({found}): {dataset_folder(name)}")
         if found in ("missing", "damaged"):
             raise UserError(f"{name} is missing: see the instructions above.")
         return
@@ -201,7 +200,7 @@ def fetch_dataset(
     if as_json:
         print_json({"name": name, "file": str(path), "source": info.get("source"), "splits": counts})
     else:
-        print(f"{name}: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()) + f" images in {path}")
+        show(f"{name}: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()) + f" images in {path}")
 
 
 def _fetch_inception(source: str | None, as_json: bool) -> None:
@@ -213,9 +212,9 @@ def _fetch_inception(source: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"name": INCEPTION, "file": str(path), "source": origin, "classifier": classifier})
     else:
-        print(f"{INCEPTION}: {path}")
+        show(f"{INCEPTION}: {path}")
         if not classifier:
-            print("without the classifier, so no Inception Score; '--source official' fetches the full file")
+            show("without the classifier, so no Inception Score; '--source official' fetches the full file")
 
 
 @app.command("check")
@@ -224,7 +223,11 @@ def check_dataset(
     sheet: Annotated[
         Path | None,
         typer.Option(
-            help="Contact sheet, FILE.png. [default: TARGET-sheet.png in the current folder]", show_default=False
+            "--out",
+            metavar="PATH",
+            help="Contact sheet, FILE.png. [default: sheets/TARGET.png in the cache folder]",
+            parser=path_parser("--out"),
+            show_default=False,
         ),
     ] = None,
     path: Location = None,
@@ -240,8 +243,10 @@ def check_dataset(
     """
     _use_cache(cache)
     name, place = _resolve_target(target, path)
-    sheet = sheet or Path(f"{Path(target).resolve().name.split('.')[0] or 'images'}-sheet.png")
-    check_output(sheet, ".png", option="--sheet")
+    if sheet is None:
+        stem = Path(target).resolve().name.split(".")[0] or "images"
+        sheet = make_folder(cache_folder() / "sheets", "Choose a file with --out FILE.png.") / f"{stem}.png"
+    check_output(sheet, ".png")
     from dualmcmc.data.check import check, missing_splits
     from dualmcmc.data.resolve import dataset_folder
     from dualmcmc.utils.images import save_png, stacked
@@ -249,7 +254,7 @@ def check_dataset(
 
     images = place or dataset_folder(name)
     if images.is_dir() and sheet.resolve().is_relative_to(images.resolve()):
-        raise UserError(f"the contact sheet '{sheet}' would be among the images: choose another --sheet FILE.png.")
+        raise UserError(f"the contact sheet '{sheet}' would be among the images: choose another --out FILE.png.")
     reports = check(name, place, show_progress)
     absent = missing_splits(name, reports)
     captions = [f"{report.split}: {report.images:,} images" for report in reports]
@@ -261,8 +266,8 @@ def check_dataset(
         for report in reports:
             _print_report(report)
         for split in absent:
-            print(f"{split}: missing")
-        print(f"contact sheet: {sheet}")
+            show(f"{split}: missing")
+        show(f"contact sheet: {sheet}")
     wrong = [report.split for report in reports if not report.is_valid(skip_bad)] + absent
     if wrong:
         raise UserError(f"{target} has problems: see {' and '.join(wrong)} above.")
@@ -274,27 +279,28 @@ def _print_report(report: Any) -> None:
     more = f" and {len(report.sizes) - 3} other sizes" if len(report.sizes) > 3 else ""
     numbers = [" ".join(f"{value:.4f}" for value in values) for values in (report.mean, report.std)]
     mode = "greyscale" if report.channels == 1 else "RGB"
-    print(f"{report.split}: {report.images:,}{expected} images, {mode}, {sizes}{more}")
-    print(f"  mean {numbers[0]}   std {numbers[1]}   (pixels in [0, 1])")
-    print(f"  pixels {report.pixels}   unordered checksum {report.checksum[:16]}   duplicates {report.duplicates:,}")
+    show(f"{report.split}: {report.images:,}{expected} images, {mode}, {sizes}{more}")
+    show(f"  mean {numbers[0]}   std {numbers[1]}   (pixels in [0, 1])")
+    show(f"  pixels {report.pixels}   unordered checksum {report.checksum[:16]}   duplicates {report.duplicates:,}")
     for pair in report.duplicate_pairs:
-        print(f"    {pair}")
+        show(f"    {pair}")
     if report.unreadable:
-        print(f"  unreadable: {len(report.unreadable):,}")
+        show(f"  unreadable: {len(report.unreadable):,}")
         for line in report.unreadable[:50]:
-            print(f"    {line}")
+            show(f"    {line}")
         if len(report.unreadable) > 50:
-            print(f"    and {len(report.unreadable) - 50:,} more (--json lists all)")
+            show(f"    and {len(report.unreadable) - 50:,} more (--json lists all)")
 
 
 @app.command("pack")
 def pack_dataset(
     target: Target,
-    size: Annotated[int, typer.Option(help="Image side in pixels.", min=1, max=4096, show_default=False)],
+    size: Annotated[int, number("--size", help="Image side in pixels.", low=1, high=4096, show_default=False)],
     crop: Crop = "center",
     resize: Annotated[str, typer.Option(help=f"One of {', '.join(RESIZE_NAMES)}.")] = "lanczos",
     channels: Annotated[
-        int | None, typer.Option(help="1 (greyscale) or 3 (RGB). [default: the dataset's, else 3]", show_default=False)
+        int | None,
+        number("--channels", help="1 (greyscale) or 3 (RGB). [default: the dataset's, else 3]", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
@@ -345,8 +351,8 @@ def pack_dataset(
         for line in entry["skipped"]:
             _notify(f"skipped {line}")
         skipped = f", {len(entry['skipped']):,} skipped" if entry["skipped"] else ""
-        print(f"{split}: {entry['images']:,} images{skipped}")
-    print(f"{file}: {megabytes:,.1f} MB, {size}x{size}, crop {crop}, resize {resize}")
+        show(f"{split}: {entry['images']:,} images{skipped}")
+    show(f"{file}: {megabytes:,.1f} MB, {size}x{size}, crop {crop}, resize {resize}")
     if out is not None:
         settings = f"data.size={size} data.channels={channels} data.crop={crop} data.resize={resize}"
-        print(f"train on it with: data.source={name} data.path={file} {settings}")
+        show(f"train on it with: data.source={name} data.path={file} {settings}")

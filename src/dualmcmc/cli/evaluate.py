@@ -20,10 +20,12 @@ from dualmcmc.cli.options import (
     Seed,
     TrustInception,
     limit,
+    number,
     print_json,
     print_notes,
     progress_of,
     run_command,
+    show,
     split_list,
 )
 from dualmcmc.cli.tasks import format_similarity
@@ -161,7 +163,8 @@ def fid(
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
     size: Annotated[
-        int | None, typer.Option(help="Image side in pixels. [default: the dataset's]", show_default=False, min=1)
+        int | None,
+        number("--size", help="Image side in pixels. [default: the dataset's]", low=1, high=4096, show_default=False),
     ] = None,
     crop: Crop = "center",
     skip_bad: SkipBad = False,
@@ -191,9 +194,9 @@ def fid(
         return
     for one in sets:
         size_text = f"{one['size']}x{one['size']}"
-        print(f"{one['source']} {one['split']}: {one['images']:,} images, {size_text}, crop {one['crop']}")
+        show(f"{one['source']} {one['split']}: {one['images']:,} images, {size_text}, crop {one['crop']}")
         print_notes(one["notes"])
-    print(f"{METRIC_LABELS.get(name, name)} {value:.4f}")
+    show(f"{METRIC_LABELS.get(name, name)} {value:.4f}")
 
 
 def doctor(
@@ -238,11 +241,11 @@ def doctor(
         print_json({**facts, "findings": [vars(f) for f in findings], "file": None if out is None else str(out)})
     else:
         count = len(history.lines)
-        print(f"{verdict(findings)} ({history.images:,} images, {count:,} log line{'s' * (count != 1)})")
+        show(f"{verdict(findings)} ({history.images:,} images, {count:,} log line{'s' * (count != 1)})")
         for line in format_findings(findings):
-            print(line)
+            show(line)
         if out is not None:
-            print(f"picture: {out}")
+            show(f"picture: {out}")
     if verdict(findings) == "unhealthy":
         raise typer.Exit(1)
 
@@ -275,9 +278,9 @@ def report(
         return
     for key, label in LABELS.items():
         if key in numbers:
-            print(f"{numbers[key]:8.4f}  {label}")
-    print(f"measured on {numbers['measured_on']}" + (f", {numbers['samples']} samples" if "samples" in numbers else ""))
-    print(f"report: {path}")
+            show(f"{numbers[key]:8.4f}  {label}")
+    show(f"measured on {numbers['measured_on']}" + (f", {numbers['samples']} samples" if "samples" in numbers else ""))
+    show(f"report: {path}")
 
 
 COMMANDS = (evaluate, fid, doctor, report)

@@ -6,9 +6,9 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -16,7 +16,7 @@ from dualmcmc import config_io
 from dualmcmc.config import Config
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World, env_rank, is_launched
 from dualmcmc.pretrained import output_folder, pretrained_file
-from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.errors import UserError, printable, sanitize
 from dualmcmc.utils.files import check_output, expand_user, make_folder, to_json
 from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
 
@@ -33,6 +33,17 @@ def _complete_setting(incomplete: str) -> list[str]:
     return [f"{key}=" for key in config_io.setting_names() if key.startswith(incomplete)]
 
 
+def path_parser(name: str) -> Callable[[Any], Path]:
+    """Paths as they are given, but not empty: Path("") would be the current folder."""
+
+    def parse(text: Any) -> Path:
+        if not str(text).strip():
+            raise UserError(f"{name} is empty.")
+        return Path(text)
+
+    return parse
+
+
 Preset = Annotated[
     str | None,
     typer.Argument(
@@ -45,10 +56,16 @@ Preset = Annotated[
 RunTarget = Annotated[
     Path,
     typer.Argument(
-        metavar="TARGET", help="Run folder, snapshot file, or name of pretrained weights.", show_default=False
+        metavar="TARGET",
+        help="Run folder, snapshot file, or name of pretrained weights.",
+        parser=path_parser("TARGET"),
+        show_default=False,
     ),
 ]
-RunFolderTarget = Annotated[Path, typer.Argument(metavar="TARGET", help="Run folder.", show_default=False)]
+RunFolderTarget = Annotated[
+    Path,
+    typer.Argument(metavar="TARGET", help="Run folder.", parser=path_parser("TARGET"), show_default=False),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -59,13 +76,53 @@ Overrides = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; mps is not supported.")]
-Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
+
+MAX_NUMBER = 10**12  # of a numeric option without a limit of its own
+MAX_SEED = 2**63 - 1
+
+
+def number(
+    name: str,
+    *names: str,
+    help: str,
+    kind: type = int,
+    low: float | None = None,
+    high: float | None = None,
+    **more: Any,
+) -> Any:
+    """A numeric option that says what it expects, instead of what the command-line library's parser expects."""
+    words = {int: "an integer", float: "a number"}[kind]
+    high = MAX_NUMBER if high is None else high
+    expected = f"{words} up to {high:,}" if low is None else f"{words} from {low:,} to {high:,}"
+
+    def parse(text: Any) -> Any:
+        try:
+            value = kind(text)
+            valid = (low is None or value >= low) and value <= high
+        except ValueError:
+            valid = False
+        if not valid:
+            raise UserError(f"{name} {sanitize(str(text)) or repr('')}: use {expected}.")
+        return value
+
+    metavar = {int: "INTEGER", float: "NUMBER"}[kind]
+    return typer.Option(name, *names, help=help, parser=parse, metavar=metavar, **more)
+
+
+Seed = Annotated[int, number("--seed", help="Seed of all random numbers.", low=0, high=MAX_SEED)]
 Ema = Annotated[bool, typer.Option("--ema/--no-ema", help="Use averaged weights, or those of the last iteration.")]
-Batch = Annotated[int | None, typer.Option(help="Images per batch; the same as sampling.batch=N.", show_default=False)]
+Batch = Annotated[
+    int | None, number("--batch", help="Images per batch; the same as sampling.batch=N.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Images = Annotated[
     Path | None,
-    typer.Option(help="Folder, archive, packed file or image. [default: held-out images]", show_default=False),
+    typer.Option(
+        metavar="PATH",
+        help="Folder, archive, packed file or image. [default: held-out images]",
+        parser=path_parser("--images"),
+        show_default=False,
+    ),
 ]
 Inception = Annotated[
     Path | None, typer.Option(help="Inception weights. [default: the fetched ones]", show_default=False)
@@ -75,9 +132,14 @@ TrustInception = Annotated[
 ]
 
 
-def limit(help_text: str, minimum: int | None = None) -> Any:
+def limit(help_text: str, low: int = 1) -> Any:
     """The option -n/--num with its meaning for one command."""
-    return typer.Option("-n", "--num", help=help_text, min=minimum, show_default=False)
+    return number("-n", "--num", help=help_text, low=low, show_default=False)
+
+
+def show(text: str, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print text that may contain what a file or a user named."""
+    print(printable(text), file=file, end=end)
 
 
 def print_json(value: Any) -> None:
@@ -88,7 +150,7 @@ def print_json(value: Any) -> None:
 def print_notes(notes: Sequence[str]) -> None:
     """Print notes beside the result, on standard error."""
     for note in notes:
-        print(note, file=sys.stderr)
+        show(note, file=sys.stderr)
 
 
 def split_list(option: str, text: str) -> list[str]:
@@ -151,6 +213,7 @@ class RunTask:
         self._start = time.monotonic()
         self._out, self._suffixes, self._writes_file = out, suffixes, bool(suffixes)
         self.out = out or output_folder(self._target) / f"{name}.png"
+        self._made: list[Path] = []  # folders, the innermost first
 
     def load(self, world: World = SINGLE_PROCESS, defaults: Sequence[str] = ()) -> Run:
         """The run, with the overrides of this call on top of `defaults`; checks --out first."""
@@ -166,9 +229,16 @@ class RunTask:
     def _check_out(self) -> None:
         folder = output_folder(self._target)
         if self._out is None and pretrained_file(self._target) is not None:
+            self._made = [path for path in (folder, *folder.parents) if not path.exists()]
             make_folder(folder, "Pictures and results are written there.")
         if folder.is_dir() or self._out is not None:  # otherwise the run is missing, which `load` reports
             check_output(self.out, *self._suffixes)
+
+    def remove_empty_folders(self) -> None:
+        """Undo what `load` made, after a failure: folders in which nothing was written."""
+        for folder in self._made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
     @contextmanager
     def distributed(self) -> Iterator[World]:
@@ -192,6 +262,11 @@ class RunTask:
 
         if not run.world.is_main:
             return
+        if not record.is_finite(numbers):
+            if not self._as_json:
+                show("\n".join(lines))
+            kept = f" '{self.out}' shows it; nothing was recorded." if self._writes_file else ""
+            raise UserError(f"the {self.name} result diverged to non-finite values.{kept} {record.REMEDY}")
         if self._writes_file:
             facts = {"file": str(self.out), **facts}
         entry = record.entry(run, self.name, time.monotonic() - self._start, numbers, **facts)
@@ -199,16 +274,16 @@ class RunTask:
         try:
             path = record.save(entry, record.folder_for(self._target))
         except UserError as error:
-            print(f"result not saved: {error}", file=sys.stderr)
+            show(f"result not saved: {error}", file=sys.stderr)
         if self._as_json:
             print_json({**entry, "record": None if path is None else str(path)})
             return
         for line in lines:
-            print(line)
+            show(line)
         if self._writes_file:
-            print(f"{'pixels' if self.out.suffix.lower() == '.npz' else 'picture'}: {self.out}")
+            show(f"{'pixels' if self.out.suffix.lower() == '.npz' else 'picture'}: {self.out}")
         if path is not None:
-            print(f"result: {path}")
+            show(f"result: {path}")
 
 
 def progress_of(world: World) -> ProgressFactory:
@@ -247,7 +322,12 @@ def run_command(*suffixes: str) -> Callable[[Callable[..., None]], Callable[...,
             for change in changes:
                 if not takes_images and change.startswith(("data.crop=", "data.resize=", "data.skip_bad=")):
                     raise UserError(f"'{sanitize(change)}' does not apply to {name}: it reads no other images.")
-            function(RunTask(name, target, changes, out, suffixes, seed, ema, device, as_json), **options)
+            task = RunTask(name, target, changes, out, suffixes, seed, ema, device, as_json)
+            try:
+                function(task, **options)
+            except BaseException:
+                task.remove_empty_folders()
+                raise
 
         frame = inspect.signature(command, eval_str=True, locals={**locals()}).parameters
         common = [frame[key] for key in (*(["out"] if suffixes else []), "seed", "batch", "ema", "device", "as_json")]

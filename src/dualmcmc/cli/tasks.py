@@ -13,10 +13,12 @@ from dualmcmc.cli.options import (
     RunTarget,
     RunTask,
     limit,
+    number,
     print_json,
     print_notes,
     progress_of,
     run_command,
+    show,
     split_list,
 )
 from dualmcmc.utils.errors import UserError
@@ -144,7 +146,7 @@ def interpolate(
     task: RunTask,
     images: Images = None,
     num: Annotated[int, limit("Number of pairs of each kind. [default: 3]")] = 3,
-    points: Annotated[int, typer.Option(help="Images per pair, both ends included.", min=2)] = 9,
+    points: Annotated[int, number("--points", help="Images per pair, both ends included.", low=2)] = 9,
     spherical: Annotated[bool, typer.Option("--spherical", help="Interpolate on the sphere, not linearly.")] = False,
 ) -> None:
     """Interpolate between latents of samples and of images.
@@ -179,9 +181,9 @@ def interpolate(
 def revise(
     task: RunTask,
     images: Images = None,
-    num: Annotated[int, limit("Number of chains to average over, at most --batch. [default: 64]", 1)] = 64,
-    rows: Annotated[int, typer.Option(help="Chains shown.", min=1, max=100)] = 6,
-    every: Annotated[int, typer.Option(help="Steps between two frames of the x-chain.", min=1)] = 3,
+    num: Annotated[int, limit("Number of chains to average over, at most --batch. [default: 64]")] = 64,
+    rows: Annotated[int, number("--rows", help="Chains shown.", low=1, high=100)] = 6,
+    every: Annotated[int, number("--every", help="Steps between two frames of the x-chain.", low=1)] = 3,
 ) -> None:
     """Show both chains step by step, as film strips.
 
@@ -345,8 +347,8 @@ def export(
     if as_json:
         print_json({"file": str(out), **numbers})
         return
-    print(f"weights: {out}, {numbers['bytes'] / 1e6:.1f} MB, {dtype}")
-    print(f"rounding changed them by {numbers['relative_change']:.2g} (rms, relative)")
+    show(f"weights: {out}, {numbers['bytes'] / 1e6:.1f} MB, {dtype}")
+    show(f"rounding changed them by {numbers['relative_change']:.2g} (rms, relative)")
 
 
 COMMANDS = (sample, long_chains, reconstruct, interpolate, revise, inpaint, outliers, export)

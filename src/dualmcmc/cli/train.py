@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dualmcmc import config_io
-from dualmcmc.cli.options import Device, Json, Overrides, Preset, preset_config, print_json, split_target
+from dualmcmc.cli.options import (
+    MAX_SEED,
+    Device,
+    Json,
+    Overrides,
+    Preset,
+    number,
+    preset_config,
+    print_json,
+    show,
+    split_target,
+)
 from dualmcmc.cli.options import distributed_session as session
 from dualmcmc.config import Config
 from dualmcmc.pretrained import pretrained_files
@@ -20,6 +31,8 @@ from dualmcmc.utils.progress import discard_output
 
 if TYPE_CHECKING:
     from dualmcmc.engine.trainer import TrainResult
+
+MAX_REPEATS = 100_000
 
 
 def train(
@@ -38,11 +51,16 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out exactly.")] = False,
     max_images: Annotated[
-        int | None, typer.Option(help="Stop after this many images in total.", show_default=False)
+        int | None, number("--max-images", help="Stop after this many images in total.", low=1, show_default=False)
     ] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop after this time.", show_default=False)] = None,
+    max_minutes: Annotated[
+        float | None, number("--max-minutes", help="Stop after this time.", kind=float, show_default=False)
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of all random numbers; the same as seed=N.", show_default=False)
+        int | None,
+        number(
+            "--seed", help="Seed of all random numbers; the same as seed=N.", low=0, high=MAX_SEED, show_default=False
+        ),
     ] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -107,18 +125,18 @@ def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
         print_json({**vars(result), "folder": str(result.folder)})
     else:
         finished = result.stop_reason == "finished"
-        print(
+        show(
             f"{'finished' if finished else f'stopped ({result.stop_reason})'}: {result.images:,} images, "
             f"{result.iterations:,} iterations, {result.seconds / 60:.1f} minutes ({result.engine}), "
             f"peak memory {format_bytes(result.peak_memory)}"
         )
-        print(f"run folder  {folder}")
-        print(f"samples     {folder / 'samples'}")
+        show(f"run folder  {folder}")
+        show(f"samples     {folder / 'samples'}")
         if has_tensorboard():
-            print(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
+            show(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
         if not finished:
-            print(f"continue    dualmcmc train --resume --out {folder}")
-        print(f"report      dualmcmc report {folder}")
+            show(f"continue    dualmcmc train --resume --out {folder}")
+        show(f"report      dualmcmc report {folder}")
     sys.stdout.flush()
 
 
@@ -141,11 +159,11 @@ def presets(as_json: Json = False) -> None:
             }
         )
         return
-    print(f"{'preset':<22} {'pixels':>7} {'nets':<6} {'width':>5}  {'weights':<8} description")
+    show(f"{'preset':<22} {'pixels':>7} {'nets':<6} {'width':>5}  {'weights':<8} description")
     for name, config in configs.items():
         pixels, weights = f"{config.data.size}x{config.data.size}", "included" if name in pretrained else "-"
         nets = f"{config.nets.kind:<6} {config.nets.energy_width:>5}"
-        print(f"{name:<22} {pixels:>7} {nets}  {weights:<8} {config.description}")
+        show(f"{name:<22} {pixels:>7} {nets}  {weights:<8} {config.description}")
 
 
 def config(target: Preset = None, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -157,7 +175,7 @@ def config(target: Preset = None, overrides: Overrides = None, as_json: Json = F
     if as_json:
         print_json(config_io.to_tree(chosen))
     else:
-        print(config_io.render(chosen), end="")
+        show(config_io.render(chosen), end="")
 
 
 def bench(
@@ -166,7 +184,7 @@ def bench(
     reference: Annotated[
         bool, typer.Option("--reference/--no-reference", help="Compare with the eager reference.")
     ] = True,
-    repeats: Annotated[int, typer.Option(help="Timed iterations.", min=1)] = 10,
+    repeats: Annotated[int, number("--repeats", help="Timed iterations.", low=1, high=MAX_REPEATS)] = 10,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -185,13 +203,13 @@ def bench(
     from dualmcmc.utils.progress import show_progress
 
     def notify(text: str) -> None:
-        print(text, file=sys.stderr)
+        show(text, file=sys.stderr)
 
     result = measure(preset_config(target, overrides), device, repeats, reference, notify, show_progress)
     if as_json:
         print_json(result)
     else:
-        print(format_result(result))
+        show(format_result(result))
 
 
 COMMANDS = (train, presets, config, bench)

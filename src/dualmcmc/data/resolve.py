@@ -57,7 +57,8 @@ def open_sources(name: str, path: Path | None) -> dict[str, ImageSource]:
     if not sources and (packs := sorted(folder.glob(f"{name}-*{pack.SUFFIX}"))):
         sources = _pack_sources(packs[0], name)
     if not sources:
-        raise UserError(f"{dataset.title} is not in '{folder}': {_how_to_get(dataset)}")
+        own = "" if path is None else " For images of your own, add data.source=folder (in training)."
+        raise UserError(f"{dataset.title} is not in '{folder}': {_how_to_get(dataset)}{own}")
     return sources
 
 

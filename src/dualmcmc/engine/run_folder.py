@@ -104,6 +104,8 @@ class RunFolder:
 
 def locate_run(target: str | Path) -> RunFolder | Path:
     """What `target` names: a run folder, or a file: a snapshot, or pretrained weights by name."""
+    if not str(target).strip():  # Path("") would be the current folder
+        raise UserError("the name of the run is empty.")
     path = expand_user(target)
     path = pretrained_file(path) or path
     is_file_name = path.suffix == ".safetensors"

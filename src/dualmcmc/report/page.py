@@ -24,7 +24,7 @@ from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
 from dualmcmc.tasks.reconstruct import reconstruct
 from dualmcmc.tasks.run import Run, load, require_finite
 from dualmcmc.utils.device import set_num_threads
-from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.errors import UserError, printable, sanitize
 from dualmcmc.utils.files import write_text
 from dualmcmc.utils.images import before_and_after, encode_png, to_uint8
 
@@ -122,9 +122,9 @@ def summarize(run: Run, images: data.DataSplits) -> dict[str, Any]:
 def _page(
     folder: RunFolder, run: Run, log: list[dict[str, Any]], images: data.DataSplits | None, numbers: dict[str, Any]
 ) -> str:
-    name = html.escape(folder.root.resolve().name)
+    name = _escape(folder.root.resolve().name)
     sections = [
-        f"<h1>{name}</h1><p>{html.escape(run.config.description)}</p>",
+        f"<h1>{name}</h1><p>{_escape(run.config.description)}</p>",
         _metrics_section(numbers),
         results_section(record.read_all(record.folder_for(folder.root))),
         _samples_section(run),
@@ -132,7 +132,7 @@ def _page(
         _z_section(run, images) if images is not None else "",
         "<h2>Curves</h2>" + _figure(plot_log(log), "Means over each log interval."),
         "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),
-        f"<h2>Settings</h2><pre>{html.escape(config_io.render(run.config))}</pre>",
+        f"<h2>Settings</h2><pre>{_escape(config_io.render(run.config))}</pre>",
         f"<p><small>dualmcmc {__version__}</small></p>",
     ]
     return (
@@ -146,7 +146,7 @@ def _metrics_section(numbers: dict[str, Any]) -> str:
     rows = [(label, f"{numbers[key]:.4g}") for key, label in LABELS.items() if key in numbers]
     samples = f", with {numbers['samples']:,} samples" if "samples" in numbers else ""
     text = f"Measured on {numbers['measured_on']}{samples}.{_format_data(numbers.get('data'))}"
-    return f"<h2>Metrics</h2>{_table(rows)}<p>{html.escape(text)}</p>"
+    return f"<h2>Metrics</h2>{_table(rows)}<p>{_escape(text)}</p>"
 
 
 def _format_data(described: dict[str, Any] | None) -> str:
@@ -281,15 +281,15 @@ def _plausible(value: Any) -> float | None:
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
-    cells = (f"<tr><td>{html.escape(a)}</td><td class=n>{html.escape(b)}</td></tr>" for a, b in rows)
+    cells = (f"<tr><td>{_escape(a)}</td><td class=n>{_escape(b)}</td></tr>" for a, b in rows)
     return f"<table>{''.join(cells)}</table>"
 
 
 def _figure(picture: Tensor, caption: str) -> str:
     """A (C, h, w) uint8 picture, embedded in the page."""
     url = f"data:image/png;base64,{base64.b64encode(encode_png(picture)).decode()}"
-    return f'<figure><img src="{url}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>'
+    return f'<figure><img src="{url}" alt=""><figcaption>{_escape(caption)}</figcaption></figure>'
 
 
 def _escape(value: Any) -> str:
-    return html.escape(str(value))
+    return html.escape(printable(str(value)))

@@ -35,10 +35,10 @@ class TaskImages(NamedTuple):
 
     def subset(self, count: int | None, seed: int) -> TaskImages:
         """At most `count` of the images, chosen by the seed, since datasets are often sorted by class."""
+        if count is not None and count < 1:
+            raise UserError(f"-n must be at least 1, not {count}.")
         if count is None or count >= len(self.store):
             return self
-        if count < 1:
-            raise UserError(f"-n must be at least 1, not {count}.")
         chosen = np.sort(np.random.default_rng(seed).permutation(len(self.store))[:count])
         used = {"used": f"{count} of {len(self.store)}"}
         return TaskImages(SubsetStore(self.store, chosen), self.what, {**self.origin, **used})

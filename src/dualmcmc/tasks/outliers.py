@@ -15,7 +15,7 @@ from dualmcmc.metrics.detection import detection
 from dualmcmc.metrics.pixels import mse
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run
-from dualmcmc.utils.errors import UserError, nearest
+from dualmcmc.utils.errors import UserError, nearest, sanitize
 from dualmcmc.utils.images import stacked
 from dualmcmc.utils.plots import histograms
 from dualmcmc.utils.progress import ProgressFactory, no_progress
@@ -62,7 +62,7 @@ def outliers(
     values: dict[str, dict[str, Tensor]] = {score: {} for score in scores}
     for name, store in {IN_DISTRIBUTION: in_distribution, **others}.items():
         parts: dict[str, list[Tensor]] = {score: [] for score in scores}
-        for _, x in batches(run, store, progress, f"scoring {name}"):
+        for _, x in batches(run, store, progress, f"scoring {sanitize(name)}"):
             for score, part in _scores(run, scores, x, mean, rng).items():
                 parts[score].append(part.double().cpu())
         for score in scores:

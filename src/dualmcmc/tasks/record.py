@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import platform
 import shlex
 import subprocess
@@ -47,6 +48,18 @@ RENAMED_NUMBERS = {
 }
 RENAMED_FACTS = {"left_out": "skipped", "seconds_of": "seconds_by_part"}
 RENAMED_TASKS = {"long-run": "long-chains"}
+
+
+REMEDY = "Reduce sampling.step_size, sampling.temperature or sampling.steps, or those of teaching.z_chain."
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a result contains no NaN and no infinity."""
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def folder_for(run: Path) -> Path:

@@ -37,7 +37,9 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
         if n < 1:
             raise UserError(f"-n must be at least 1, not {n}.")
         if n > MAX_IN_PICTURE and out.suffix.lower() == ".png":
-            raise UserError(f"-n {n} is too many for a picture (at most {MAX_IN_PICTURE}): use --out FILE.npz.")
+            raise UserError(f"-n {n} is too many for a picture (at most {MAX_IN_PICTURE:,}): use --out FILE.npz.")
+        if run.world.is_main and out.suffix.lower() == ".npz":
+            _check_space(out, 3 * n * run.config.data.size**2 * run.config.data.channels)  # one array is written twice
     totals = torch.zeros(3, dtype=torch.float64)
     kept: list[tuple[Tensor, Tensor]] = []
     run.prepare(n, progress)
@@ -64,6 +66,12 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
         "x_displacement_rms": squared_displacement**0.5,
         "steps": run.config.sampling_chain.steps,
     }
+
+
+def _check_space(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise UserError(f"'{out}' needs {needed / 1e9:,.1f} GB of disk, {free / 1e9:,.1f} GB are free: lower -n.")
 
 
 def _gathered_batches(run: Run, n: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

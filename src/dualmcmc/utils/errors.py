@@ -52,6 +52,20 @@ def sanitize(text: str, max_length: int = MAX_LENGTH) -> str:
     """`text` on one line, control characters escaped, its middle omitted if it is long."""
     if len(text) > max_length:  # first: no need to escape a megabyte to show 80 characters
         text = f"{text[: max_length * 3 // 4]}...{text[-(max_length // 4) :]}"
+    return _escape(text)
+
+
+def printable(text: str) -> str:
+    """`text` of any number of lines without anything that changes how a terminal or a browser shows the rest.
+
+    That is: control characters, and Unicode's marks that reverse the direction of text or are invisible.
+    """
+    return "\n".join(map(_escape, text.split("\n")))
+
+
+def _escape(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
