@@ -2,6 +2,7 @@
 
 import pytest
 
+from dualmcmc.tasks import work
 from tests.conftest import assert_refused
 from tests.networks import own_network
 
@@ -32,7 +33,7 @@ def test_custom_network_is_not_called_fid(call, run_folder, tmp_path):
     stored = call(*words, "--trust-inception", "--metrics", "fid,kid,precision", "--json").json
     assert stored["inception"]["standard"] is False
     assert stored["samples"] == 60
-    assert stored["reference"] == {"images": 1438, "from_cache": False}  # KID needs all features
+    assert stored["reference"] == {"images": 1438, "statistics": "computed"}  # KID needs all features
     assert stored["numbers"]["ebm"].keys() == {"frechet_custom_network", "kid", "kid_std", "precision"}
     answer = call(*words, "--trust-inception", "--metrics", "fid")
     assert answer.code == 0, answer.err
@@ -79,3 +80,17 @@ def test_report_shows_results(call, run_folder):
     assert f"dualmcmc evaluate {run_folder} --metrics mse --seed 7" in page
     assert "inference+2 mse" in page
     assert "<h3>Inpainting</h3>" in page
+
+
+def test_default_on_a_cpu(call, run_folder, tmp_path, monkeypatch):
+    words = ("evaluate", run_folder, "--inception", own_network(tmp_path / "mine.pt"), "--trust-inception", "--json")
+    monkeypatch.setattr(work, "CPU_WORK", 2 * 10 * 64 * (3 + 1 + 2 * 160))  # ten samples
+    answer = call(*words, "--metrics", "fid,mse")
+    samples, images = 10, 3240 // (2 * 2 + 30 + 1 + 2 * 2 + 1)
+    assert f"{samples} of 50,000 samples, {images} of 359 held-out images on a CPU: -n 50000 for all" in answer.err
+    assert answer.json["samples"] == samples
+    assert answer.json["reconstructed"] == {"held-out images": images, "training images": images}
+    answer = call(*words, "--metrics", "fid,mse", "-n", 12)
+    assert " on a CPU" not in answer.err
+    assert answer.json["samples"] == 12
+    assert answer.json["reconstructed"] == {"held-out images": 12, "training images": 12}

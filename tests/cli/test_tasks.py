@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dualmcmc.tasks import work
 from tests.conftest import assert_refused
 from tests.networks import own_network
 
@@ -260,3 +261,19 @@ def test_signal_removes_half_written_samples(run_folder, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, printed
     assert "Traceback" not in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.parametrize(("command", "steps"), [("reconstruct", 3), ("inpaint", 9), ("outliers", 1)])
+def test_default_on_a_cpu(call, run_folder, monkeypatch, command, steps):
+    words = (command, run_folder, *(["--against", "digits"] if command == "outliers" else []), "--json")
+    answer = call(*words)
+    assert " on a CPU" not in answer.err  # digits are few and small
+    monkeypatch.setattr(work, "CPU_WORK", 10 * 64 * steps)
+    answer = call(*words)
+    assert "10 of 359 held-out images on a CPU: -n 359 for all" in answer.err
+    used = answer.json["images"]
+    assert used == ({"in_distribution": 10, "digits": 10} if command == "outliers" else 10)
+    assert answer.json["data"]["used"] == "10 of 359"
+    explicit = call(*words, "-n", 20)
+    assert " on a CPU" not in explicit.err
+    assert explicit.json["images"] == ({"in_distribution": 20, "digits": 20} if command == "outliers" else 20)

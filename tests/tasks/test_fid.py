@@ -1,12 +1,16 @@
 """FID's network, FID between datasets, and the cache. DUALMCMC_TEST_NETWORK=1 also tests the published weights."""
 
+import hashlib
 import os
 import shutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from dualmcmc.data import inception_weights
 from dualmcmc.data.store import MemoryStore
@@ -141,13 +145,13 @@ def test_invalid_distances(cache, tmp_path):
 def test_statistics_are_cached(images, cache):
     net = Counting()
     features = tiny_features(net=net)
-    first, cached = reference_features(images, WHAT, features)
-    assert not cached
+    first, origin = reference_features(images, WHAT, features)
+    assert origin == "computed"
     assert net.seen == 60
     direct = Moments.of(features(images.tensor()))
     assert frechet_distance(first.moments, direct) == pytest.approx(0, abs=1e-6)
-    again, cached = reference_features(images, WHAT, features)
-    assert cached
+    again, origin = reference_features(images, WHAT, features)
+    assert origin == "cache"
     assert net.seen == 120  # 60 of them for `direct`
     assert again.moments.count == 60
     assert torch.equal(again.moments.mean, first.moments.mean)
@@ -170,7 +174,7 @@ def test_cache_key(images, change):
         images = MemoryStore(changed)
     if change == "network":
         features = tiny_features("another")
-    assert not reference_features(images, what, features)[1]
+    assert reference_features(images, what, features)[1] == "computed"
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "text"])
@@ -182,16 +186,16 @@ def test_damaged_cache_is_replaced(images, cache, damage):
     if damage == "flip":
         content[-100] ^= 1
     path.write_bytes({"text": b"no statistics", "truncate": bytes(content[:-50])}.get(damage, bytes(content)))
-    result, cached = reference_features(images, WHAT, features)
-    assert not cached
+    result, origin = reference_features(images, WHAT, features)
+    assert origin == "computed"
     assert torch.equal(result.moments.mean, expected)
-    assert reference_features(images, WHAT, features)[1]
+    assert reference_features(images, WHAT, features)[1] == "cache"
 
 
 def test_long_name_and_unwritable_cache(images, cache):
     features = tiny_features()
     reference_features(images, WHAT | {"source": "n" * 250}, features)
-    assert reference_features(images, WHAT | {"source": "n" * 250}, features)[1]
+    assert reference_features(images, WHAT | {"source": "n" * 250}, features)[1] == "cache"
     shutil.rmtree(cache / "statistics")
     (cache / "statistics").write_text("not a folder")
     assert reference_features(images, WHAT, features)[0].moments.count == 60
@@ -199,11 +203,11 @@ def test_long_name_and_unwritable_cache(images, cache):
 
 def test_features_are_kept_only_if_requested(images):
     features = tiny_features()
-    result, cached = reference_features(images, WHAT, features, keep=True)
-    assert not cached
+    result, origin = reference_features(images, WHAT, features, keep=True)
+    assert origin == "computed"
     assert np.allclose(result.rows(), features(images.tensor()))
-    assert not reference_features(images, WHAT, features, keep=True)[1]  # the cache contains moments only
-    assert reference_features(images, WHAT, features)[1]
+    assert reference_features(images, WHAT, features, keep=True)[1] == "computed"  # the cache contains moments only
+    assert reference_features(images, WHAT, features)[1] == "cache"
 
 
 def test_rows_are_ordered():
@@ -212,3 +216,25 @@ def test_rows_are_ordered():
     for first in (0, 4, 2):
         result.add(torch.full((2, 48), float(first)), first)
     assert result.rows()[:, 0].tolist() == [0, 0, 2, 2, 4, 4]
+
+
+def test_statistics_of_earlier_versions_are_read(images, cache):
+    """They contain the whole covariance."""
+    features = tiny_features()
+    moments = reference_features(images, WHAT, features)[0].moments
+    (path,) = (cache / "statistics").iterdir()
+    with safe_open(str(path), "pt") as file:
+        header = file.metadata()
+    tensors = {"covariance": moments.covariance, "mean": moments.mean}
+    header["sha256"] = hashlib.sha256(b"".join(one.numpy().tobytes() for one in tensors.values())).hexdigest()
+    save_file(tensors, str(path), metadata=header | {"count": "60"})
+    again, origin = reference_features(images, WHAT, features)
+    assert origin == "cache"
+    assert torch.allclose(again.moments.covariance, moments.covariance, rtol=1e-12, atol=1e-15)
+
+
+def test_progress_advances_within_a_batch(images, monkeypatch):
+    monkeypatch.setattr(fid, "BATCH", 60)
+    features, counts = tiny_features(), []
+    reference_features(images, WHAT, features, progress=lambda *_: nullcontext(counts.append))
+    assert counts == [32, 28]

@@ -1,4 +1,6 @@
 import sys
+import threading
+import time
 
 import pytest
 
@@ -13,32 +15,106 @@ def test_no_progress_prints_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets: `clock[0] = seconds`."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
 @pytest.mark.parametrize(
     ("unit", "text"),
-    [("images", "3 of 10 images"), ("bytes", "0.0 MB of 0.0 MB"), ("parts", "3 of 10 parts, ")],
+    [
+        ("images", "15 of 64 images, 1.5/s, 33 s left"),
+        ("bytes", "0.0 MB of 0.0 MB, 0.0 MB/s, 33 s left"),
+        ("parts", "15 of 64 parts, 33 s left"),
+        ("steps", "15 of 64 steps, 1.5/s, 33 s left"),
+    ],
 )
-def test_lines(capsys, monkeypatch, unit, text):
-    clock = iter(range(0, 1000, 6))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.show_progress("reading", 10, unit) as advance:
-        advance(1)  # after 6 seconds: too early for a line
-        assert capsys.readouterr().err == ""
-        advance(2)
-    printed = capsys.readouterr().err
-    assert printed.startswith("reading: " + text)
-    assert "min left" in printed
-    assert len(printed.splitlines()) == 1
+def test_state(clock, unit, text):
+    pace = progress.Pace(64)
+    assert progress._format_state(pace, unit) == text.split(", ")[0].replace("15", "0")  # nothing is known yet
+    clock[0] += 10
+    pace.advance(15)
+    assert progress._format_state(pace, unit) == text
 
 
-def test_lines_without_a_total(capsys, monkeypatch):
-    clock = iter(range(0, 1000, 12))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.show_progress("reading", None, "images") as advance:
-        advance(24)
-    assert capsys.readouterr().err.strip() == "reading: 24 images, 2 images/s"
+def test_state_without_a_total(clock):
+    pace = progress.Pace(None)
+    clock[0] += 12
+    pace.advance(24)
+    assert progress._format_state(pace, "images") == "24 images, 2/s"
 
 
-@pytest.mark.parametrize("unit", ["images", "bytes", "parts"])
+def test_remaining_time(clock):
+    pace = progress.Pace(100)
+    clock[0] += 0.5
+    pace.advance(1)
+    assert pace.seconds_left is None  # too early
+    clock[0] += 9.5
+    pace.advance(19)
+    assert pace.seconds_left == pytest.approx(40)
+    clock[0] += 30
+    assert pace.seconds_left == pytest.approx(10)
+    clock[0] += 30  # longer than it should take
+    assert pace.seconds_left is None
+    pace.advance(100)  # more than the total
+    assert pace.seconds_left is None
+    assert pace.done == 100
+
+
+def test_parts_of_images_add_up():
+    pace = progress.Pace(3)
+    for _ in range(30):
+        pace.advance(0.1)
+    assert pace.done == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (99.4, "99 s"), (99.6, "2 min"), (5940, "99 min"), (5980, "1.7 h"), (90_000, "25.0 h")],
+)
+def test_durations(seconds, text):
+    assert progress.format_duration(seconds) == text
+
+
+def wait_for_output(capsys, *words):
+    """What is printed until it contains `words`: the thread that prints has its own time."""
+    printed, ended = "", time.monotonic() + 60
+    while not all(word in printed for word in words) and time.monotonic() < ended:
+        printed += capsys.readouterr().err
+        time.sleep(0.01)
+    assert all(word in printed for word in words), printed
+    return printed
+
+
+def test_lines_come_without_being_called(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.01)
+    with progress.show_progress("reading", 10, "images") as advance:
+        wait_for_output(capsys, "reading: 0 of 10 images\n")
+        advance(3)
+        wait_for_output(capsys, "reading: 3 of 10 images")
+    capsys.readouterr()
+    assert not [thread for thread in threading.enumerate() if "loop" in thread.name]
+
+
+def test_short_work_prints_nothing(capsys):
+    with progress.show_progress("reading", 10, "images") as advance, progress.waiting_for("loading"):
+        advance(10)
+    assert capsys.readouterr().err == ""
+
+
+def test_waiting(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.01)
+    with progress.waiting_for("loading PyTorch"):
+        assert wait_for_output(capsys, "\n") == "loading PyTorch (0 s)\n"
+    with pytest.raises(KeyError), progress.waiting_for("loading PyTorch"):
+        raise KeyError
+
+
+@pytest.mark.parametrize("unit", ["images", "bytes", "parts", "steps"])
 @pytest.mark.parametrize("total", [10, None])
 def test_bar(capsys, monkeypatch, unit, total):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -47,18 +123,16 @@ def test_bar(capsys, monkeypatch, unit, total):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "reading [a] set" in printed.err
-    assert "10" in printed.err
+    assert ("MB" if unit == "bytes" else "10") in printed.err
 
 
-def test_line_reporter(capsys, monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+def test_line_reporter(capsys, clock):
     reporter = progress.make_reporter()  # standard error is not a terminal here
     assert isinstance(reporter, progress.LineReporter)
     reporter.message("hello")
     reporter.start(0, 1000)
     for iteration in range(1, 12):
-        now += 1
+        clock[0] += 1
         reporter.advance(10 * iteration, iteration)
     reporter.stats(STATS)
     reporter.stats(STATS)  # immediately afterwards: not printed
@@ -66,25 +140,19 @@ def test_line_reporter(capsys, monkeypatch):
     printed = capsys.readouterr().err.splitlines()
     assert printed[:2] == ["hello", progress.LEGEND]
     assert len(printed) == 3
-    for text in ("110/1,000 images", "it/s", "min left", "gap 0.5"):
+    for text in ("110/1,000 images", "1 it/s", "89 s left", "gap 0.5"):
         assert text in printed[2]
 
 
-def test_more_than_the_total(capsys, monkeypatch):
+def test_more_than_the_total(capsys, clock):
     """The last batch may be larger than what is left."""
-    now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     reporter = progress.LineReporter()
     reporter.start(0, 50)
     reporter.advance(30, 1)
-    now += 20
+    clock[0] += 20
     reporter.advance(100, 2)
     reporter.stats(STATS)
-    assert "50/50 images  0.05 it/s  0.0 min left" in capsys.readouterr().err
-    with progress.show_progress("reading", 50, "images") as advance:
-        now += 20
-        advance(100)
-    assert capsys.readouterr().err.strip() == "reading: 50 of 50 images, 5 images/s, 0.0 min left"
+    assert "50/50 images  0.05 it/s  gap" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rate", "text"), [(0, "0"), (0.034, "0.034"), (0.5, "0.5"), (9.87, "9.9"), (1234.5, "1,234")])

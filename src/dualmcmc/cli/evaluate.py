@@ -19,6 +19,7 @@ from dualmcmc.cli.options import (
     RunTask,
     Seed,
     TrustInception,
+    import_torch,
     limit,
     number,
     print_json,
@@ -27,14 +28,18 @@ from dualmcmc.cli.options import (
     run_command,
     show,
     split_list,
+    waiting,
 )
 from dualmcmc.cli.tasks import format_similarity
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import check_output, expand_user
 
 if TYPE_CHECKING:
+    from dualmcmc.data import DataSplits
+    from dualmcmc.tasks.evaluate import Evaluation
     from dualmcmc.tasks.run import Run
 
+SAMPLES = 50_000  # as in published results
 METRIC_LABELS = {"fid": "FID", "frechet_custom_network": "Fréchet (custom network)", "is": "IS", "kid": "KID"}
 
 
@@ -49,16 +54,23 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    num: Annotated[int, limit("Number of samples of each kind. [default: 50000]", 2)] = 50_000,
+    num: Annotated[
+        int | None,
+        limit(
+            "Number of samples of each kind, and at most so many images to reconstruct, chosen by --seed. [default: "
+            "50000, and all; on a CPU, about a minute's worth]",
+            2,
+        ),
+    ] = None,
     inception: Inception = None,
     trust_inception: TrustInception = False,
 ) -> None:
     """Measure FID of samples and errors of reconstructions.
 
     FID of generator and EBM samples uses the 2015 TensorFlow Inception ('dualmcmc data fetch inception'), samples
-    rounded to uint8, and all training images, whose statistics are cached. Reconstructions are of held-out images: by
-    inference alone, with the z-chain, and by chains from noise. The result is saved in TARGET/results and shown by
-    'dualmcmc report'.
+    rounded to uint8, and all training images, whose statistics are cached; those of CIFAR-10 are included.
+    Reconstructions are of held-out images: by inference alone, with the z-chain, and by chains from noise. The result
+    is saved in TARGET/results and shown by 'dualmcmc report'.
 
     \b
     Examples:
@@ -79,33 +91,39 @@ def evaluate(
             features, missing = None, {}
             if set(wanted) & set(module.SAMPLE_METRICS):
                 try:
-                    features = load_features(inception, run.device, trust_inception)
+                    with waiting("loading Inception"):
+                        features = load_features(inception, run.device, trust_inception)
                 except UserError as error:
                     if metrics is not None or inception is not None:
                         raise
                     missing = {name: str(error) for name in wanted if name in module.SAMPLE_METRICS}
                     wanted = [name for name in wanted if name not in missing]
-            images = data.load(run.trained_data, progress_of(world))
         without_inception = world.all_gather(bool(missing))
         with world.fail_together():
             if any(without_inception) and not all(without_inception):
                 raise UserError("Inception is missing on some machines: fetch it there, or choose other --metrics.")
-        what = data.describe(run.trained_data, images)
-        result = module.evaluate(run, wanted, num, images, features, progress_of(world))
+        images = None
+        if module.needs_images(run, wanted, features):
+            with world.fail_together(), waiting("reading images"):
+                images = data.load(run.trained_data, progress_of(world))
+        samples, reconstructions, notes = _amounts(run, wanted, num, images)
+        if world.is_main:
+            print_notes(notes)
+        result = module.evaluate(run, wanted, samples, images, features, progress_of(world), reconstructions)
     if not world.is_main:
         return
-    print_notes(what["notes"])
+    print_notes(result.data["notes"])
     skipped = missing | result.skipped
-    notes = small_sample_notes(min(num, len(images.train))) if result.generator else []
+    notes = small_sample_notes(min(samples, result.reference["images"])) if result.reference else []
     print_notes(notes)
     task.finish(
         run,
         result.numbers(),
-        _format_evaluation(result, num, images, what, run, skipped),
-        samples=num if result.generator else 0,
-        reference={"images": len(images.train), "from_cache": result.reference_cached} if result.generator else None,
-        reconstructed=images.test_or_train()[1] if result.reconstruction else None,
-        data=what,
+        _format_evaluation(result, samples, run, skipped),
+        samples=samples if result.generator else 0,
+        reference=result.reference,
+        reconstructed=result.reconstructed,
+        data=result.data,
         inception=_network_facts(features),
         skipped=skipped,
         notes=notes,
@@ -113,30 +131,48 @@ def evaluate(
     )
 
 
-def _format_evaluation(
-    result: Any, num: int, images: Any, what: dict[str, Any], run: Run, skipped: dict[str, str]
-) -> list[str]:
+def _amounts(
+    run: Run, metrics: list[str], num: int | None, images: DataSplits | None
+) -> tuple[int, int | None, list[str]]:
+    """How many samples and reconstructions, and a note if they are fewer than usual."""
+    from dualmcmc.tasks.evaluate import SAMPLE_METRICS, steps_per_sample
+    from dualmcmc.tasks.reconstruct import comparison_steps
+    from dualmcmc.tasks.work import default_count, reduction_note
+
+    if num is not None:
+        return num, num, []
+    parts = []
+    samples = default_count(
+        run, SAMPLES, 2 * steps_per_sample(run)
+    )  # twice: samples and reconstructions share the time
+    if set(metrics) & set(SAMPLE_METRICS):
+        parts.append((samples, SAMPLES, "samples"))
+    reconstructions = None
+    if images is not None and set(metrics) - set(SAMPLE_METRICS):
+        store, kind = images.test_or_train()
+        steps = comparison_steps(run) + comparison_steps(run, from_noise=False)
+        reconstructions = default_count(run, len(store), 2 * steps)
+        parts.append((reconstructions, len(store), kind))
+    return samples, reconstructions, reduction_note(*parts)
+
+
+def _format_evaluation(result: Evaluation, samples: int, run: Run, skipped: dict[str, str]) -> list[str]:
     lines = []
-    if result.generator:
-        chain = run.config.sampling_chain
+    if result.generator and result.reference:
+        chain, what = run.config.sampling_chain, result.data
         lines += [
-            f"{num:,} samples of each kind against {len(images.train):,} training images ({what['source']} "
-            f"{what['split']}, {what['size']}x{what['size']}, crop {what['crop']})",
+            f"{samples:,} samples of each kind against {result.reference['images']:,} training images "
+            f"({what['source']} {what['split']}, {what['size']}x{what['size']}, crop {what['crop']})",
             f"{'':<24} {'generator':>12} {'EBM':>12}   x-chain: {chain.steps} steps of {chain.step_size:g}",
         ]
         for name in result.generator:
             if not name.endswith("_std"):
                 values = (_with_std(part, name) for part in (result.generator, result.ebm))
                 lines.append(f"{METRIC_LABELS.get(name, name):<24} " + " ".join(f"{value:>12}" for value in values))
-    if result.reconstruction:
-        store, kind = images.test_or_train()
-        parts = [(len(store), kind, result.reconstruction)]
-        if result.train_reconstruction:
-            count = min(len(store), len(images.train))
-            parts.append((count, "training images", result.train_reconstruction))
-        for count, kind, found in parts:
-            lines.append(f"reconstructions of {count:,} {kind}")
-            lines += [f"{start:<24} {format_similarity(numbers)}" for start, numbers in found.items()]
+    found = (result.reconstruction, result.train_reconstruction)
+    for (kind, count), by_start in zip(result.reconstructed.items(), found, strict=False):
+        lines.append(f"reconstructions of {count:,} {kind}")
+        lines += [f"{start:<24} {format_similarity(numbers)}" for start, numbers in by_start.items()]
     by_reason: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         by_reason.setdefault(reason, []).append(name)
@@ -180,13 +216,15 @@ def fid(
       dualmcmc fid cifar10:train cifar10:test
       dualmcmc fid my/samples cifar10 --size 32
     """
+    import_torch()
     from dualmcmc.tasks import record
     from dualmcmc.tasks.fid import distance, load_features
     from dualmcmc.utils.device import resolve_device
     from dualmcmc.utils.progress import show_progress
 
     start = time.monotonic()
-    features = load_features(inception, resolve_device(device), trust_inception)
+    with waiting("loading Inception"):
+        features = load_features(inception, resolve_device(device), trust_inception)
     name, value, sets = distance(first, second, features, size, check_choice("--crop", crop), skip_bad, show_progress)
     if as_json:
         facts = record.describe_call("fid", time.monotonic() - start, features.device)
@@ -264,15 +302,17 @@ def report(
 
     Numbers, samples, both chains as film strips, curves, timings and settings.
     """
+    import_torch()
     from dualmcmc.engine.run_folder import RunFolder
     from dualmcmc.report.page import LABELS, write_report
     from dualmcmc.utils.plots import check_plots
+    from dualmcmc.utils.progress import show_progress
 
     check_plots()
     folder = RunFolder(expand_user(target))
     folder.require_run()
     check_output(folder.report if out is None else out, ".html")
-    path, numbers = write_report(folder, device, out, ema, seed)
+    path, numbers = write_report(folder, device, out, ema, seed, show_progress)
     if as_json:
         print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})
         return

@@ -6,7 +6,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
@@ -18,7 +18,7 @@ from dualmcmc.engine.distributed import SINGLE_PROCESS, World, env_rank, is_laun
 from dualmcmc.pretrained import output_folder, pretrained_file
 from dualmcmc.utils.errors import UserError, printable, sanitize
 from dualmcmc.utils.files import check_output, expand_user, make_folder, to_json
-from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
+from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress, waiting_for
 
 if TYPE_CHECKING:
     from dualmcmc.tasks.inputs import TaskImages
@@ -132,6 +132,9 @@ TrustInception = Annotated[
 ]
 
 
+DEFAULT_NUM = "[default: all; on a CPU, about a minute's worth]"
+
+
 def limit(help_text: str, low: int = 1) -> Any:
     """The option -n/--num with its meaning for one command."""
     return number("-n", "--num", help=help_text, low=low, show_default=False)
@@ -222,7 +225,8 @@ class RunTask:
         from dualmcmc.tasks.run import load
         from dualmcmc.utils.device import set_num_threads
 
-        run = load(self._target, self._device, self._ema, self.seed, [*defaults, *self.overrides], world)
+        with waiting("loading the networks"):
+            run = load(self._target, self._device, self._ema, self.seed, [*defaults, *self.overrides], world)
         set_num_threads(run.config.engine.threads)
         return run
 
@@ -246,14 +250,24 @@ class RunTask:
         with distributed_session(self._device) as world:
             yield world
 
-    def images(self, run: Run, path: Path | None, count: int | None = None) -> TaskImages:
-        """The images of a task: those at `path`, or the run's held-out ones; at most `count`."""
+    def images(self, run: Run, path: Path | None, count: int | None = None, steps: int | None = None) -> TaskImages:
+        """The images of a task: those at `path`, or the run's held-out ones; a subset as in `subset`."""
         from dualmcmc.tasks.inputs import images_for
 
         if path is not None and self.out.resolve().is_relative_to(path.resolve()):
             raise UserError(f"the picture '{self.out}' would be among the images: choose another --out.")
-        images = images_for(run, path, show_progress)
+        with waiting("reading images"):
+            images = images_for(run, path, show_progress)
         print_notes(images.origin["notes"])
+        return self.subset(run, images, count, steps)
+
+    def subset(self, run: Run, images: TaskImages, count: int | None, steps: int | None) -> TaskImages:
+        """`count` of the images, if given; otherwise as many as are the default for the work of `steps` per image."""
+        from dualmcmc.tasks.work import default_count, reduction_note
+
+        if count is None and steps is not None:
+            count = default_count(run, len(images.store), steps)
+            print_notes(reduction_note((count, len(images.store), images.what)))
         return images.subset(count, self.seed)
 
     def finish(self, run: Run, numbers: dict[str, Any], lines: Iterable[str], **facts: Any) -> None:
@@ -284,6 +298,17 @@ class RunTask:
             show(f"{'pixels' if self.out.suffix.lower() == '.npz' else 'picture'}: {self.out}")
         if path is not None:
             show(f"result: {path}")
+
+
+def waiting(what: str) -> AbstractContextManager[None]:
+    """Rank 0 says what all are waiting for."""
+    return waiting_for(what) if env_rank() == 0 else nullcontext()
+
+
+def import_torch() -> None:
+    """Import PyTorch, which may take long; bad input that can be refused without it should be by then."""
+    with waiting("loading PyTorch"):
+        import torch  # noqa: F401
 
 
 def progress_of(world: World) -> ProgressFactory:
@@ -322,6 +347,7 @@ def run_command(*suffixes: str) -> Callable[[Callable[..., None]], Callable[...,
             for change in changes:
                 if not takes_images and change.startswith(("data.crop=", "data.resize=", "data.skip_bad=")):
                     raise UserError(f"'{sanitize(change)}' does not apply to {name}: it reads no other images.")
+            import_torch()
             task = RunTask(name, target, changes, out, suffixes, seed, ema, device, as_json)
             try:
                 function(task, **options)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualmcmc.cli.options import (
+    DEFAULT_NUM,
     Images,
     Json,
     RunTarget,
@@ -20,6 +21,7 @@ from dualmcmc.cli.options import (
     run_command,
     show,
     split_list,
+    waiting,
 )
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import check_output
@@ -79,7 +81,7 @@ def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [def
 
     check_plots()
     run = task.load(defaults=[f"sampling.steps={LONG_CHAIN_STEPS}"])
-    result = chains.long_chains(run, num, run.config.sampling_chain.steps)
+    result = chains.long_chains(run, num, run.config.sampling_chain.steps, show_progress)
     save_png(result.picture, task.out)
     r = result.numbers
     lines = [
@@ -108,7 +110,7 @@ def _format_mixing(numbers: dict[str, Any], metropolis: bool) -> list[str]:
 def reconstruct(
     task: RunTask,
     images: Images = None,
-    num: Annotated[int | None, limit("Use only this many images, chosen by --seed.")] = None,
+    num: Annotated[int | None, limit(f"Use only this many images, chosen by --seed. {DEFAULT_NUM}")] = None,
 ) -> None:
     """Reconstruct images, with and without the z-chain.
 
@@ -123,7 +125,7 @@ def reconstruct(
     from dualmcmc.tasks import reconstruct as module
 
     run = task.load(defaults=[NOISE_FREE])
-    inputs = task.images(run, images, num)
+    inputs = task.images(run, images, num, module.steps_per_image(run))
     result = module.reconstruct(run, inputs.store, progress=show_progress, temperature=None)
     module.save_picture(result, task.out)
     lines = [
@@ -197,7 +199,8 @@ def revise(
     check_plots()
     run = task.load()
     inputs = task.images(run, images)
-    x, z = chains.trace_x(run, num, every), chains.trace_z(run, inputs.store.first(num), 1)
+    x = chains.trace_x(run, num, every, show_progress)
+    z = chains.trace_z(run, inputs.store.first(num), 1, show_progress)
     save_png(chains.picture(x, z, rows), task.out)
     energy, mse = x.means(), z.means()
     lines = [
@@ -219,7 +222,7 @@ def inpaint(
         ),
     ] = "M20",
     images: Images = None,
-    num: Annotated[int | None, limit("Use only this many images, chosen by --seed.")] = None,
+    num: Annotated[int | None, limit(f"Use only this many images, chosen by --seed. {DEFAULT_NUM}")] = None,
 ) -> None:
     """Fill in hidden parts of images.
 
@@ -232,7 +235,7 @@ def inpaint(
 
     run = task.load(defaults=[NOISE_FREE])
     module.make_mask(mask, 1, run.config.data.size)  # refuse a bad mask before the work starts
-    inputs = task.images(run, images, num)
+    inputs = task.images(run, images, num, module.steps_per_image(run))
     result = module.inpaint(run, inputs.store, mask, progress=show_progress, temperature=None)
     save_png(module.picture(result), task.out)
 
@@ -269,7 +272,7 @@ def outliers(
     scores: Annotated[
         str, typer.Option(help="energy, typicality (|E - mean|), reconstruction; comma-separated.")
     ] = "energy",
-    num: Annotated[int | None, limit("Use only this many images per dataset, chosen by --seed.")] = None,
+    num: Annotated[int | None, limit(f"Use only this many images per dataset, chosen by --seed. {DEFAULT_NUM}")] = None,
 ) -> None:
     """Detect images of other datasets by their energy.
 
@@ -290,17 +293,21 @@ def outliers(
     chosen = module.check_scores(split_list("--scores", scores))
     names = split_list("--against", against)
     run = task.load()
-    own = held_out_images(run, show_progress).subset(num, task.seed)
+    steps = module.steps_per_image(run, chosen)
+    with waiting("reading images"):
+        own = held_out_images(run, show_progress)
     print_notes(own.origin["notes"])
+    own = task.subset(run, own, num, steps)
     others: dict[str, TaskImages] = {}
     for word in names:
-        name, inputs = dataset_for(run, word, show_progress)
+        with waiting(f"reading {word}"):
+            name, inputs = dataset_for(run, word, show_progress)
         print_notes(inputs.origin["notes"])
         number, key = 1, name
         while key in (module.IN_DISTRIBUTION, *others):
             number += 1
             key = f"{name}-{number}"
-        others[key] = inputs.subset(num, task.seed)
+        others[key] = task.subset(run, inputs, num, steps)
     stores = {name: inputs.store for name, inputs in others.items()}
     result = module.outliers(run, own.store, stores, chosen, show_progress)
     save_png(module.picture(result), task.out)

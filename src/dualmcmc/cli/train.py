@@ -16,6 +16,7 @@ from dualmcmc.cli.options import (
     Json,
     Overrides,
     Preset,
+    import_torch,
     number,
     preset_config,
     print_json,
@@ -104,6 +105,7 @@ def train(
     with session(device) as world:
         config = world.on_main(load_config)
 
+        import_torch()
         from dualmcmc.engine import trainer
         from dualmcmc.utils.progress import make_reporter
 
@@ -199,6 +201,7 @@ def bench(
       dualmcmc bench cifar10-resnet engine.precision=tf32
       dualmcmc bench cifar10-resnet teaching.second_x_chain=true
     """
+    import_torch()
     from dualmcmc.bench.step import format_result, measure
     from dualmcmc.utils.progress import show_progress
 

@@ -73,9 +73,8 @@ def open_images(
 
 def describe(cfg: Data, images: DataSplits) -> dict[str, Any]:
     """The dataset, split, crop, size and checksums, to be recorded with every result."""
-    settings = ("source", "split", "holdout", "size", "channels", "crop", "resize", "flip")
     return {
-        **{name: getattr(cfg, name) for name in settings},
+        **describe_settings(cfg),
         "images": len(images.train),
         "checksum": fingerprint(images.train),
         "test_images": 0 if images.test is None else len(images.test),
@@ -84,9 +83,20 @@ def describe(cfg: Data, images: DataSplits) -> dict[str, Any]:
     }
 
 
+def describe_settings(cfg: Data) -> dict[str, Any]:
+    """The same as far as it is known without the images."""
+    settings = ("source", "split", "holdout", "size", "channels", "crop", "resize", "flip")
+    return {name: getattr(cfg, name) for name in settings}
+
+
 def fingerprint(images: ImageStore) -> str:
     """A short checksum of the pixels and their order; a resumed run compares it."""
-    return images.checksum[:16]
+    return shorten(images.checksum)
+
+
+def shorten(checksum: str) -> str:
+    """A checksum as it is recorded."""
+    return checksum[:16]
 
 
 def _hold_out(images: ImageStore, fraction: float) -> tuple[ImageStore, ImageStore]:

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dualmcmc import rng
 from dualmcmc.config import Config, Teaching
@@ -27,7 +26,7 @@ from dualmcmc.engine.state import TrainState
 from dualmcmc.methods import Lanes, Stats, sequential
 from dualmcmc.methods.dual_mcmc import dual_mcmc, step
 from dualmcmc.nets import Trio
-from dualmcmc.nets.frozen import frozen
+from dualmcmc.nets.frozen import Watched, frozen
 from dualmcmc.utils.images import from_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -134,9 +133,9 @@ class TrainStep:
         """`networks`, with `give_up` asked before every chain step."""
         if self._give_up is None:
             return networks
-        return Trio(**{name: _Interruptible(net, self._check) for name, net in networks.named_children()})
+        return Trio(**{name: Watched(net, self._check) for name, net in networks.named_children()})
 
-    def _check(self) -> None:
+    def _check(self, x: Tensor) -> None:
         # A second x-chain follows the updates of G and I, which cannot be undone; a capture must not be left.
         undoable = not self._teaching.second_x_chain and not isinstance(self._run, CudaGraph)
         if undoable and self._give_up is not None and self._give_up():
@@ -169,28 +168,6 @@ class TrainStep:
                 stack.enter_context(frozen(network))
             window.add(dual_mcmc(self._interruptible(self.executors), x, z, noise, cfg).stats)
         return window.read(1, self.world)
-
-
-class _Interruptible(nn.Module):
-    """A network that calls `check` before every evaluation in a chain, that is, while it is frozen."""
-
-    def __init__(self, net: nn.Module, check: Callable[[], None]) -> None:
-        super().__init__()
-        self._net, self._check = (net,), check  # in a tuple, so that its parameters are not registered here
-
-    def forward(self, x: Tensor) -> Any:
-        return self._net[0](x)
-
-    @contextmanager
-    def frozen(self) -> Iterator[Callable[[Tensor], Any]]:
-        """See `nets.frozen.frozen`."""
-        with frozen(self._net[0]) as net:
-
-            def checked(x: Tensor) -> Any:
-                self._check()
-                return net(x)
-
-            yield checked
 
 
 class StatsWindow:

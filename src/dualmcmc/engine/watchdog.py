@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from dualmcmc.utils.errors import ProcessLost, UserError, sanitize
-from dualmcmc.utils.progress import print_line
+from dualmcmc.utils.progress import format_duration, print_line
 
 CONNECT_TIMEOUT = "DUALMCMC_CONNECT_TIMEOUT", 300.0  # environment variables, and their defaults in seconds
 STALL_TIMEOUT = "DUALMCMC_STALL_TIMEOUT", 600.0
@@ -194,9 +194,9 @@ class Watchdog:
         if reached < limit:
             return None
         if wait.who:
-            return 2, f"cannot connect the processes: waited {format_seconds(limit)} for {wait.who}."
+            return 2, f"cannot connect the processes: waited {format_duration(limit)} for {wait.who}."
         return 4, (
-            f"{format_ranks(self._silent)} of {self._size} processes did not respond for {format_seconds(limit)}. "
+            f"{format_ranks(self._silent)} of {self._size} processes did not respond for {format_duration(limit)}. "
             "Continue from the last saved state with --resume."
         )
 
@@ -205,7 +205,7 @@ class Watchdog:
         if wait.seconds < wait.notice:
             return
         if wait.who:
-            text = f"waiting for {wait.who}; giving up after {format_seconds(self._connect_timeout)}"
+            text = f"waiting for {wait.who}; giving up after {format_duration(self._connect_timeout)}"
         else:
             silent = self._silent
             awaited = silent or (self._behind if wait.seconds >= SLOW_NOTICE else [])
@@ -214,11 +214,11 @@ class Watchdog:
                 return
             one = len(awaited) == 1
             state = (
-                f"{'it does' if one else 'they do'} not respond; giving up after {format_seconds(self._stall_timeout)}"
+                f"{'it does' if one else 'they do'} not respond; giving up after {format_duration(self._stall_timeout)}"
                 if silent
                 else f"{'it is' if one else 'they are'} still working"
             )
-            text = f"waiting for {format_ranks(awaited)} for {format_seconds(wait.seconds)}: {state}"
+            text = f"waiting for {format_ranks(awaited)} for {format_duration(wait.seconds)}: {state}"
         wait.notice = 2 * wait.seconds
         self._print(text)
 
@@ -295,11 +295,6 @@ def format_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > SHOWN_RANKS:
         return f"ranks {', '.join(shown)}, ... ({len(ranks)} in all)"
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration for a message."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _accepts(host: str, port: int) -> bool:

@@ -43,6 +43,11 @@ class Moments:
         self._sum += rows.sum(0)
         self._products.addmm_(rows.T, rows)
 
+    def to(self, device: torch.device) -> Moments:
+        """The same moments on a device."""
+        self._sum, self._products = self._sum.to(device), self._products.to(device)
+        return self
+
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Combine the moments of all processes; `sum_over_ranks` sums a tensor over them."""
         count = torch.tensor(float(self.count), dtype=torch.float64, device=self._sum.device)
@@ -66,9 +71,9 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     """The squared distance between two Gaussians with these moments."""
     mean_a, mean_b = a.mean, b.mean.to(a.mean)
     cov_a, cov_b = a.covariance, b.covariance.to(a.mean)
-    # tr (C1 C2)^(1/2) = tr (R C2 R)^(1/2) with R = C1^(1/2); R C2 R is symmetric.
-    root = _symmetric_root(cov_a)
-    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
+    # tr (C1 C2)^(1/2) = tr (R^T C1 R)^(1/2) with C2 = R R^T; R^T C1 R is symmetric.
+    factor = _factor(cov_b)
+    cross = torch.linalg.eigvalsh(factor.T @ cov_a @ factor).clamp(min=0).sqrt().sum()
     return float(((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross).clamp(min=0))
 
 
@@ -77,6 +82,10 @@ def pixel_frechet_distance(a: Tensor, b: Tensor) -> float:
     return frechet_distance(*(Moments.of(images.cpu().flatten(1).double() / 255) for images in (a, b)))
 
 
-def _symmetric_root(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+def _factor(matrix: Tensor) -> Tensor:
+    """R with R R^T = matrix."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed:
+        return factor
+    values, vectors = torch.linalg.eigh(matrix)  # slower, but the matrix may be singular: of few vectors, for example
+    return vectors * values.clamp(min=0).sqrt()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
@@ -44,6 +45,29 @@ def frozen(net: Network) -> Iterator[Network]:
             parameter.requires_grad_(True)
         for norm in tracking:
             norm.track_running_stats = True
+
+
+class Watched(torch.nn.Module):
+    """`net`, with `before(x)` called ahead of each evaluation in a chain, that is, while it is frozen."""
+
+    def __init__(self, net: Network, before: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._net, self._before = (net,), before  # in a tuple, so that its parameters are not registered here
+
+    def forward(self, x: Tensor) -> Any:
+        """net(x)."""
+        return self._net[0](x)
+
+    @contextmanager
+    def frozen(self) -> Iterator[Network]:
+        """See `frozen`."""
+        with frozen(self._net[0]) as net:
+
+            def watched(x: Tensor) -> Any:
+                self._before(x)
+                return net(x)
+
+            yield watched
 
 
 @contextmanager

@@ -21,12 +21,14 @@ from dualmcmc.nets import parameter_counts
 from dualmcmc.report.curves import plot_log
 from dualmcmc.tasks import record
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
-from dualmcmc.tasks.reconstruct import reconstruct
+from dualmcmc.tasks.reconstruct import reconstruct, steps_per_image
 from dualmcmc.tasks.run import Run, load, require_finite
+from dualmcmc.tasks.work import default_count, step_progress
 from dualmcmc.utils.device import set_num_threads
 from dualmcmc.utils.errors import UserError, printable, sanitize
 from dualmcmc.utils.files import write_text
 from dualmcmc.utils.images import before_and_after, encode_png, to_uint8
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 LABELS = {
     "fd_pixels_generator": "Fréchet distance (pixels) to held-out images: generator samples",
@@ -68,7 +70,12 @@ pre{background:#f9fafb;padding:1rem;overflow-x:auto;font-size:12.5px}
 
 
 def write_report(
-    folder: RunFolder, device: str = "auto", out: Path | None = None, ema: bool = True, seed: int = 0
+    folder: RunFolder,
+    device: str = "auto",
+    out: Path | None = None,
+    ema: bool = True,
+    seed: int = 0,
+    progress: ProgressFactory = no_progress,
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write its page: the path, and the metrics on it.
 
@@ -86,33 +93,36 @@ def write_report(
         if logged:
             numbers["data"] = logged[-1]
     if images is not None:
-        numbers |= summarize(run, images)
+        numbers |= summarize(run, images, progress)
     page = _page(folder, run, log, images, numbers)
     path = out or folder.report
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # JSON may contain lone surrogates
     return path, numbers
 
 
-def summarize(run: Run, images: data.DataSplits) -> dict[str, Any]:
+def summarize(run: Run, images: data.DataSplits, progress: ProgressFactory = no_progress) -> dict[str, Any]:
     """Fréchet distances to held-out images in pixel space, and reconstruction errors.
 
     As many samples as real training images are used, so that their distances are comparable. A run without held-out
-    images is measured on its training images, and `measured_on` says so.
+    images is measured on its training images, and `measured_on` says so. On a CPU fewer images are used, see
+    `tasks.work.default_count`.
     """
     store, kind = images.test_or_train()
-    test = store.first(MAX_IMAGES)
+    test = store.first(default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)))
     numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": data.describe(run.config.data, images)}
     if test[0].numel() <= MAX_PIXELS and len(test) > 1 and kind == "held-out images":
-        n = min(len(images.train), MAX_IMAGES)
+        steps = run.config.sampling_chain.steps
+        n = default_count(run, min(len(images.train), MAX_IMAGES), steps + 1)
         start = run.sample(n, steps=0)
-        revised = require_finite(run.revise_x(start))
+        with step_progress(run, progress, "x-chain", n, max(1, steps), run.world):
+            revised = require_finite(run.revise_x(start))
         order = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))
         real = images.train.take(order[:n])
         numbers["samples"] = n
         numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
         numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
         numbers["fd_pixels_real"] = pixel_frechet_distance(real, test)
-    result = reconstruct(run, MemoryStore(test))
+    result = reconstruct(run, MemoryStore(test), progress=progress)
     numbers["mse_inference"] = result.inference["mse"]
     numbers["mse_revised"] = result.revised["mse"]
     numbers["z_steps"] = result.z_chain.steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import from_uint8, side_by_side, stacked, strip, to_uint8
 from dualmcmc.utils.plots import lines, profile
+from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 MAX_FRAMES = 11  # of a film strip, unless the interval is given
 LONG_CHAIN_ROWS = 8
@@ -44,23 +47,27 @@ class ChainFilm:
         return self.values.double().mean(1).tolist()
 
 
-def trace_x(run: Run, n: int = 64, every: int | None = None) -> ChainFilm:
+def trace_x(run: Run, n: int = 64, every: int | None = None, progress: ProgressFactory = no_progress) -> ChainFilm:
     """The x-chain from n generator samples, with a frame every `every` steps."""
     run.check_one_batch(n)
-    trace = Trace(every=_frame_interval(every, run.config.sampling_chain.steps))
+    steps = run.config.sampling_chain.steps
+    trace = Trace(every=_frame_interval(every, steps))
     start = run.generate(run.prior(n, run.generator_for("prior")))
-    run.revise_x(start, rng=run.generator_for("x-chain"), trace=trace)
+    with _progress_in_steps(run, progress, "x-chain", steps):
+        run.revise_x(start, rng=run.generator_for("x-chain"), trace=trace)
     frames = [to_uint8(state).cpu() for state in trace.states]
     values, title = torch.stack(trace.potential).cpu(), "Energy along the x-chain"
     return ChainFilm(frames, trace.kept_at, values, _x_caption(run.config.sampling_chain), title, "energy")
 
 
-def trace_z(run: Run, images: Tensor, every: int | None = None) -> ChainFilm:
+def trace_z(run: Run, images: Tensor, every: int | None = None, progress: ProgressFactory = no_progress) -> ChainFilm:
     """The z-chain on uint8 images, from inference alone; the last frame shows the images."""
     run.check_one_batch(len(images))
     x = from_uint8(images.to(run.device))
-    trace = Trace(every=_frame_interval(every, run.config.teaching.z_chain.steps))
-    run.revise_z(run.infer(x).mean, x, rng=run.generator_for("z-chain"), trace=trace)
+    steps = run.config.teaching.z_chain.steps
+    trace = Trace(every=_frame_interval(every, steps))
+    with _progress_in_steps(run, progress, "z-chain", steps):
+        run.revise_z(run.infer(x).mean, x, rng=run.generator_for("z-chain"), trace=trace)
     frames = [to_uint8(run.generate(state)).cpu() for state in trace.states]
     values = torch.stack(trace.mse).cpu()
     caption = f"z-chain ({run.z_chain_settings().format_steps()})"
@@ -84,6 +91,13 @@ def _strip(frames: list[Tensor], at: list[int], rows: int) -> Tensor:
     return strip(frames, rows, captions)
 
 
+@contextmanager
+def _progress_in_steps(run: Run, progress: ProgressFactory, task: str, steps: int) -> Iterator[None]:
+    states = steps + 1  # each is evaluated, the final one for the trace
+    with progress(task, states, "steps") as advance, run.watch_steps(lambda images: advance(1)):
+        yield
+
+
 def _frame_interval(every: int | None, steps: int) -> int:
     if every is None:
         return max(1, -(-steps // (MAX_FRAMES - 1)))
@@ -100,7 +114,7 @@ class LongChains:
     picture: Tensor
 
 
-def long_chains(run: Run, n: int, steps: int) -> LongChains:
+def long_chains(run: Run, n: int, steps: int, progress: ProgressFactory = no_progress) -> LongChains:
     """n x-chains of `steps` steps from generator samples: energy, its mixing, displacement, pixels outside [-1, 1].
 
     A converged chain keeps its energy and its distance from the start. One that keeps drifting, or leaves the pixel
@@ -111,7 +125,8 @@ def long_chains(run: Run, n: int, steps: int) -> LongChains:
     run.check_one_batch(n)
     trace = Trace(every=_frame_interval(None, steps))
     start = run.generate(run.prior(n, run.generator_for("prior")))
-    end = run.revise_x(start, steps, run.generator_for("x-chain"), trace)
+    with _progress_in_steps(run, progress, "x-chain", steps):
+        end = run.revise_x(start, steps, run.generator_for("x-chain"), trace)
     energy, displacement = (torch.stack(values).double().cpu() for values in (trace.potential, trace.displacement))
     outside = [float((~(state.abs() <= 1)).double().mean()) for state in trace.states]  # NaN counts as outside
     halfway = len(energy) // 2  # the burn-in

@@ -19,10 +19,11 @@ from dualmcmc.data.store import SubsetStore
 from dualmcmc.metrics.fid import frechet_distance
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.metrics.quality import check_torchmetrics, inception_score, kid, precision_recall
-from dualmcmc.tasks.fid import FeatureSet, load_features, reference_features
-from dualmcmc.tasks.inputs import check_no_image_overrides
+from dualmcmc.tasks.fid import FeatureSet, Origin, included_reference, load_features, reference_features
+from dualmcmc.tasks.inputs import check_no_image_overrides, choose
 from dualmcmc.tasks.reconstruct import compare_starts
 from dualmcmc.tasks.run import Run, require_finite
+from dualmcmc.tasks.work import inception_steps, step_progress
 from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.images import to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
@@ -52,7 +53,9 @@ class Evaluation(Tree):
     train_reconstruction: dict[str, dict[str, float]] = field(default_factory=dict)  # of as many training images
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by part
-    reference_cached: bool | None = None  # whether the training images' statistics came from the cache
+    data: dict[str, Any] = field(default_factory=dict)  # the run's images, see `data.describe`
+    reference: dict[str, Any] | None = None  # number of training images that FID compares with; their statistics
+    reconstructed: dict[str, int] = field(default_factory=dict)  # number of images, by kind
 
     def numbers(self) -> dict[str, Any]:
         """All metrics, as they are saved."""
@@ -76,9 +79,12 @@ def evaluate(
     images: data.DataSplits | None = None,
     features: FeatureExtractor | None = None,
     progress: ProgressFactory = no_progress,
+    reconstructions: int | None = None,
 ) -> Evaluation:
     """Measure a run. `images`: its own if None; `features`: FID's network from the cache folder if None.
 
+    `reconstructions`: at most so many held-out images, and as many training images, chosen by the run's seed. No images
+    are read if they are not needed, see `needs_images`.
     Memory does not grow with the number of samples, except for KID, precision, recall and IS, which need all features.
     The processes of `run.world` share the work, and all get the result.
     """
@@ -91,7 +97,11 @@ def evaluate(
     sample_metrics = [name for name in wanted if name in SAMPLE_METRICS]
     if sample_metrics:
         features = features or load_features(device=run.device)
-    images = images or data.load(run.trained_data, progress)
+    if images is None and needs_images(run, wanted, features):
+        with run.world.fail_together():
+            images = data.load(run.trained_data, progress)
+    if images is not None:
+        result.data = data.describe(run.trained_data, images)
     if "is" in sample_metrics and features is not None and not features.has_classifier:
         result.skipped["is"] = NO_CLASSIFIER
         sample_metrics.remove("is")
@@ -104,18 +114,29 @@ def evaluate(
     if sample_metrics and features is not None:
         _measure_samples(result, run, images, sample_metrics, samples, features, progress)
     reconstruction_names = [key for name in wanted for key in RECONSTRUCTION_METRICS.get(name, ())]
-    if reconstruction_names:
+    if reconstruction_names and images is not None:
         start = time.monotonic()
-        found = compare_starts(run, images.test_or_train()[0], progress)
-        result.reconstruction = _select(found, reconstruction_names)
+        store, kind = images.test_or_train()
+        store = choose(store, reconstructions, run.seed)
+        result.reconstruction = _select(compare_starts(run, store, progress), reconstruction_names)
+        result.reconstructed[kind] = len(store)
         if images.test is not None:
-            some = SubsetStore(images.train, np.arange(min(len(images.test), len(images.train))))
-            found = compare_starts(run, some, progress, from_noise=False)
+            store = SubsetStore(images.train, np.arange(min(len(images.test), len(images.train))))
+            store = choose(store, reconstructions, run.seed)
+            found = compare_starts(run, store, progress, from_noise=False)
             result.train_reconstruction = _select(found, reconstruction_names)
+            result.reconstructed["training images"] = len(store)
         result.seconds["reconstruction"] = time.monotonic() - start
     if not (result.generator or result.reconstruction):
         raise UserError("nothing to measure: " + "; ".join(result.skipped.values()) + ".")
     return result
+
+
+def needs_images(run: Run, metrics: Sequence[str], features: FeatureExtractor | None) -> bool:
+    """Whether the run's images are read: for FID and IS they are not, if the package includes their statistics."""
+    if features is None or not set(metrics) <= {"fid", "is"}:
+        return True
+    return any(run.world.all_gather(included_reference(run.trained_data, features) is None))
 
 
 def _select(numbers: dict[str, dict[str, float]], names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -125,7 +146,7 @@ def _select(numbers: dict[str, dict[str, float]], names: Sequence[str]) -> dict[
 def _measure_samples(
     result: Evaluation,
     run: Run,
-    images: data.DataSplits,
+    images: data.DataSplits | None,
     metrics: Sequence[str],
     count: int,
     features: FeatureExtractor,
@@ -133,13 +154,28 @@ def _measure_samples(
 ) -> None:
     start = time.monotonic()
     keep_real = bool({"kid", "precision", "recall"} & set(metrics))  # these need all features of the real images
-    what = data.describe(run.trained_data, images)
-    real, result.reference_cached = reference_features(images.train, what, features, keep_real, progress, run.world)
+    if images is None:
+        included = included_reference(run.trained_data, features)
+        assert included is not None  # see `needs_images`
+        (real, key), origin = included, Origin.PACKAGE
+        known = {"images": key["images"], "checksum": data.shorten(key["pixels"]), "notes": []}
+        result.data = data.describe_settings(run.trained_data) | known
+    else:
+        real, origin = reference_features(images.train, result.data, features, keep_real, progress, run.world)
+    result.reference = {"images": real.moments.count, "statistics": str(origin)}
     result.seconds["reference"] = time.monotonic() - start
     sampled = sample_features(run, count, features, keep_real or "is" in metrics, progress, result.seconds)
     start = time.monotonic()
-    result.generator, result.ebm = (_metrics(part, real, metrics, features, run.seed) for part in sampled)
+    with progress("distances", 2, "parts") as advance:
+        for part, numbers in zip(sampled, (result.generator, result.ebm), strict=True):
+            numbers |= _metrics(part, real, metrics, features, run.seed)
+            advance(1)
     result.seconds["numbers"] = time.monotonic() - start
+
+
+def steps_per_sample(run: Run) -> int:
+    """The work per sample: the steps of the x-chain, one for the generator, and the features of both kinds."""
+    return run.config.sampling_chain.steps + 1 + 2 * inception_steps(run)
 
 
 def sample_features(
@@ -168,13 +204,15 @@ def sample_features(
 
     run.prepare(count, progress)
     last = time.monotonic()
-    with run.world.fail_together(), progress("samples, generator and EBM", count, "images") as advance:
+    steps, task = steps_per_sample(run), "samples, generator and EBM"
+    with run.world.fail_together(), step_progress(run, progress, task, count, steps, run.world) as done:
         for first, *kinds in run.sample_batches(count):
+            done(len(kinds[0]), 1)
             lap("sampling")
             for target, batch in zip(result, kinds, strict=True):
-                target.add(features(to_uint8(require_finite(batch))), first)
+                pixels = to_uint8(require_finite(batch))
+                target.add(features(pixels, lambda images: done(images, inception_steps(run))), first)
             lap("features")
-            advance(len(kinds[0]) * run.world.size)
     for target in result:
         target.all_gather(run.world)
     if seconds is not None:

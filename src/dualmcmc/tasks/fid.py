@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.config import Crop
+from dualmcmc.config import Crop, Data
 from dualmcmc.data import inception_weights
 from dualmcmc.data.catalog import CATALOG
 from dualmcmc.data.images import ImageSpec
@@ -33,8 +35,10 @@ from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 ENOUGH_IMAGES = 10_000  # with fewer, FID's bias deserves a note
 CACHE = "statistics"  # folder in the cache folder
+INCLUDED_FOLDER = Path(__file__).parents[1] / "statistics"
+INCLUDED: dict[str, str] = {}  # SHA-256 of the numbers in each file; benchmarks/reference_statistics.py makes them
 BATCH = 1000  # images
-METHOD = "tf1-bilinear-299"  # of preprocessing; part of the cache key
+METHOD = "tf1-bilinear-299"  # of preprocessing; part of the key of stored statistics
 
 
 def load_features(
@@ -148,85 +152,155 @@ class FeatureSet:
         return torch.cat([self._kept[first] for first in sorted(self._kept)])
 
 
+class Origin(StrEnum):
+    """Where the statistics of a dataset come from."""
+
+    COMPUTED = "computed"
+    CACHE = "cache"
+    PACKAGE = "package"  # included, see `INCLUDED`
+
+
 def reference_features(
     images: ImageStore,
-    what: dict[str, Any],
+    what: Mapping[str, Any],
     features: FeatureExtractor,
     keep: bool = False,
     progress: ProgressFactory = no_progress,
     world: World = SINGLE_PROCESS,
-) -> tuple[FeatureSet, bool]:
-    """Features of a dataset, and whether they came from the cache, which contains moments only.
+) -> tuple[FeatureSet, Origin]:
+    """Features of a dataset, and their origin: the cache and the package contain moments only.
 
-    The cache key consists of the dataset's name, size and crop (`what`) and the checksums of its pixels and of the
-    network. A file that does not match its own checksum is computed again.
+    The key of stored statistics consists of the dataset's name, size and crop (`what`) and the checksums of its pixels
+    and of the network. A file that does not match its own checksum is computed again.
     """
-    key = {
-        "source": what["source"],
-        "split": what["split"],
-        "size": what["size"],
-        "channels": what["channels"],
-        "crop": what["crop"],
-        "resize": what["resize"],
-        "images": len(images),
-        "pixels": images.checksum,
-        "network": features.checksum,
-        "method": METHOD,
-    }
-    path = _cache_path(key)
+    key = statistics_key(what, len(images), images.checksum, features)
     result = FeatureSet(features, keep)
     if not keep:
-        cached = world.on_main(lambda: _read_cache(path, key))  # caches may differ, but all ranks must do the same
-        if cached is not None:
-            count, mean, covariance = cached
-            result.moments = Moments.from_statistics(count, mean.to(features.device), covariance.to(features.device))
-            return result, True
+        stored = world.on_main(lambda: _find(key))  # caches may differ, but all ranks must do the same
+        if stored is not None:
+            result.moments = stored[0].to(features.device)
+            return result, stored[1]
     task = f"features of {what['source']} {what['split']}"
     with world.fail_together(), progress(task, len(images), "images") as advance:
         for start in range(BATCH * world.rank, len(images), BATCH * world.size):
             batch = images.take(np.arange(start, min(start + BATCH, len(images))))
-            result.add(features(batch), start)
-            advance(len(batch) * world.size)
+            result.add(features(batch, lambda count: advance(count * world.size)), start)
     result.all_gather(world)
     if world.is_main:
         with suppress(UserError):  # without a writable cache the next call takes longer
-            _write_cache(path, key, result.moments)
-    # as the cache returns them, so that the next result has the same digits
-    result.moments = Moments.from_statistics(len(images), result.moments.mean, result.moments.covariance)
-    return result, False
+            make_folder(cache_folder() / CACHE)
+            write_statistics(cache_folder() / CACHE / statistics_file(key), key, result.moments)
+    # as they are stored, so that the next result has the same digits
+    result.moments = _from_tensors(len(images), _to_tensors(result.moments, torch.float64)).to(features.device)
+    return result, Origin.COMPUTED
 
 
-def _cache_path(key: dict[str, Any]) -> Path:
+def included_reference(cfg: Data, features: FeatureExtractor) -> tuple[FeatureSet, dict[str, Any]] | None:
+    """Included statistics of a published dataset, found without its images, and their key; None if there are none."""
+    if cfg.path is not None or cfg.holdout > 0:
+        return None
+    for name in INCLUDED:
+        key = _read_key(INCLUDED_FOLDER / name)
+        if (
+            key is None
+            or statistics_file(key) != name
+            or key != statistics_key(vars(cfg), key["images"], key["pixels"], features)
+        ):
+            continue
+        moments = _read_included(name, key)
+        if moments is not None:
+            result = FeatureSet(features, keep=False)
+            result.moments = moments.to(features.device)
+            return result, key
+    return None
+
+
+def statistics_key(what: Mapping[str, Any], images: int, pixels: str, features: FeatureExtractor) -> dict[str, Any]:
+    """All that the statistics of a dataset depend on; `pixels`: the checksum of its images."""
+    return {
+        **{name: what[name] for name in ("source", "split", "size", "channels", "crop", "resize")},
+        "images": images,
+        "pixels": pixels,
+        "network": RELEASE if features.standard else features.checksum,  # both files of FID's network are the same
+        "method": METHOD,
+    }
+
+
+def statistics_file(key: Mapping[str, Any]) -> str:
+    """The file name of statistics."""
     code = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / CACHE / f"{key['source'][:60]}-{key['size']}-{key['crop']}-{code}.safetensors"
+    return f"{key['source'][:60]}-{key['size']}-{key['crop']}-{code}.safetensors"
 
 
-def _write_cache(path: Path, key: dict[str, Any], moments: Moments) -> None:
-    make_folder(path.parent)
-    tensors = {"mean": moments.mean.cpu(), "covariance": moments.covariance.cpu()}
-    header = {"key": json.dumps(key, sort_keys=True), "count": str(moments.count), "sha256": _checksum(tensors)}
+def write_statistics(path: Path, key: Mapping[str, Any], moments: Moments, dtype: torch.dtype = torch.float64) -> str:
+    """Write statistics; `dtype` is that of the covariance. Returns the checksum of the numbers."""
+    tensors = _to_tensors(moments, dtype)
+    header = {"key": json.dumps(key, sort_keys=True), "sha256": _checksum(tensors)}
     with atomic(path) as temporary:
         save_file(tensors, str(temporary), metadata=header)
+    return header["sha256"]
 
 
-def _read_cache(path: Path, key: dict[str, Any]) -> tuple[int, Tensor, Tensor] | None:
-    """Count, mean and covariance; None if the file is missing, damaged, or of other images or another network."""
+def read_statistics(path: Path, key: Mapping[str, Any], sha256: str | None = None) -> Moments | None:
+    """Statistics; None if the file is missing, damaged, or of other images or another network.
+
+    `sha256` is the checksum that its numbers must have, if it is known.
+    """
     if not path.exists():
         return None
     try:
         with safe_open(str(path), "pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in ("mean", "covariance")}
-        count = int(header["count"])
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    if header.get("key") != json.dumps(key, sort_keys=True) or header.get("sha256") != _checksum(tensors):
+    if header.get("key") != json.dumps(key, sort_keys=True):
         return None
-    return count, tensors["mean"], tensors["covariance"]
+    if _checksum(tensors) != (sha256 or header.get("sha256")):
+        return None
+    return _from_tensors(key["images"], tensors)
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _find(key: Mapping[str, Any]) -> tuple[Moments, Origin] | None:
+    """Stored statistics: from the cache, otherwise from the package."""
+    name = statistics_file(key)
+    cached = read_statistics(cache_folder() / CACHE / name, key)
+    if cached is not None:
+        return cached, Origin.CACHE
+    included = _read_included(name, key) if name in INCLUDED else None
+    return None if included is None else (included, Origin.PACKAGE)
+
+
+def _read_included(name: str, key: Mapping[str, Any]) -> Moments | None:
+    return read_statistics(INCLUDED_FOLDER / name, key, INCLUDED[name])
+
+
+def _read_key(path: Path) -> dict[str, Any] | None:
+    try:
+        with safe_open(str(path), "pt") as file:
+            return dict(json.loads((file.metadata() or {})["key"]))
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+
+
+def _to_tensors(moments: Moments, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The mean, and the covariance's upper triangle, row by row."""
+    row, column = torch.triu_indices(len(moments.mean), len(moments.mean))
+    return {"mean": moments.mean.cpu(), "covariance": moments.covariance.cpu()[row, column].to(dtype)}
+
+
+def _from_tensors(count: int, tensors: Mapping[str, Tensor]) -> Moments:
+    mean, covariance = tensors["mean"], tensors["covariance"].double()
+    if covariance.ndim == 1:  # files of earlier versions contain the whole matrix
+        row, column = torch.triu_indices(len(mean), len(mean))
+        triangle, covariance = covariance, torch.empty(len(mean), len(mean), dtype=torch.float64)
+        covariance[row, column] = covariance[column, row] = triangle
+    return Moments.from_statistics(count, mean, covariance)
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the numbers; that of the file changes with the order of its header."""
+    result = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(tensors[name].numpy().tobytes())
-    return digest.hexdigest()
+        result.update(tensors[name].numpy().tobytes())
+    return result.hexdigest()

@@ -82,6 +82,11 @@ def complete(
     return [*stages, (run.revise_x(completed, rng=rng, observed=observed), run.revise_x(generated, rng=rng))]
 
 
+def steps_per_image(run: Run) -> int:
+    """The work of inpainting an image: the steps of the z-chain and of two x-chains, and one for the rest."""
+    return run.config.teaching.z_chain.steps + 2 * run.config.sampling_chain.steps + 1
+
+
 def inpaint(
     run: Run,
     images: ImageStore,
@@ -100,7 +105,7 @@ def inpaint(
     squared_error = dict.fromkeys(STAGES, 0.0)  # of hidden pixels; the observed ones are exact
     for z_chain in (True, False):
         run.prepare(len(images), progress, z_chain)
-    for indices, x in batches(run, images, progress, "inpainting"):
+    for indices, x in batches(run, images, progress, "inpainting", steps_per_image(run)):
         first = int(indices[0])
         observed = make_mask(mask, len(x), run.config.data.size, run.seed, first).to(run.device)
         hidden += float((~observed).double().mean((1, 2, 3)).sum())

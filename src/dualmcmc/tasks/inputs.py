@@ -18,6 +18,7 @@ from dualmcmc.data.resolve import open_stores
 from dualmcmc.data.store import ImageStore, SubsetStore
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.work import step_progress
 from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import from_uint8
@@ -35,13 +36,19 @@ class TaskImages(NamedTuple):
 
     def subset(self, count: int | None, seed: int) -> TaskImages:
         """At most `count` of the images, chosen by the seed, since datasets are often sorted by class."""
-        if count is not None and count < 1:
-            raise UserError(f"-n must be at least 1, not {count}.")
-        if count is None or count >= len(self.store):
+        store = choose(self.store, count, seed)
+        if store is self.store:
             return self
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(self.store))[:count])
-        used = {"used": f"{count} of {len(self.store)}"}
-        return TaskImages(SubsetStore(self.store, chosen), self.what, {**self.origin, **used})
+        return TaskImages(store, self.what, {**self.origin, "used": f"{len(store)} of {len(self.store)}"})
+
+
+def choose(store: ImageStore, count: int | None, seed: int) -> ImageStore:
+    """At most `count` images of a store, chosen by the seed; all if None."""
+    if count is not None and count < 1:
+        raise UserError(f"-n must be at least 1, not {count}.")
+    if count is None or count >= len(store):
+        return store
+    return SubsetStore(store, np.sort(np.random.default_rng(seed).permutation(len(store))[:count]))
 
 
 def images_for(run: Run, path: Path | str | None = None, progress: ProgressFactory = no_progress) -> TaskImages:
@@ -139,14 +146,20 @@ def _check_pack_shape(run: Run, path: Path) -> None:
 
 
 def batches(
-    run: Run, store: ImageStore, progress: ProgressFactory = no_progress, task: str = "", world: World = SINGLE_PROCESS
+    run: Run,
+    store: ImageStore,
+    progress: ProgressFactory = no_progress,
+    task: str = "",
+    steps: int = 1,
+    world: World = SINGLE_PROCESS,
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Batches of equal size, at most `sampling.batch`: indices, and images in [-1, 1] on the run's device.
 
-    Each process of `world` gets its own batches.
+    `steps`, for the progress: those of the chains of an image, and one for the rest of the work. Each process of
+    `world` gets its own batches.
     """
     parts = np.array_split(np.arange(len(store)), max(1, -(-len(store) // run.config.sampling.batch)))
-    with progress(task, len(store), "images") as advance:
+    with step_progress(run, progress, task, len(store), steps, world) as count:
         for part in parts[world.rank :: world.size]:
             yield part, from_uint8(store.take(part).to(run.device))
-            advance(len(part) * world.size)
+            count(len(part), 1)

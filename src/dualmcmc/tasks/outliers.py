@@ -46,6 +46,11 @@ def check_scores(names: list[str]) -> list[str]:
     return names
 
 
+def steps_per_image(run: Run, scores: list[str]) -> int:
+    """The work of scoring an image: the steps of the z-chain, if there is one, and one for the rest."""
+    return (run.config.teaching.z_chain.steps if "reconstruction" in scores else 0) + 1
+
+
 def outliers(
     run: Run,
     in_distribution: ImageStore,
@@ -62,7 +67,7 @@ def outliers(
     values: dict[str, dict[str, Tensor]] = {score: {} for score in scores}
     for name, store in {IN_DISTRIBUTION: in_distribution, **others}.items():
         parts: dict[str, list[Tensor]] = {score: [] for score in scores}
-        for _, x in batches(run, store, progress, f"scoring {sanitize(name)}"):
+        for _, x in batches(run, store, progress, f"scoring {sanitize(name)}", steps_per_image(run, scores)):
             for score, part in _scores(run, scores, x, mean, rng).items():
                 parts[score].append(part.double().cpu())
         for score in scores:

@@ -50,6 +50,11 @@ class ImageSimilarity:
         }
 
 
+def steps_per_image(run: Run, steps: int | None = None) -> int:
+    """The work of reconstructing an image: the steps of the z-chain, and one for the rest."""
+    return (run.config.teaching.z_chain.steps if steps is None else steps) + 1
+
+
 @dataclass(frozen=True)
 class Reconstruction(Tree):
     """Similarity (see `ImageSimilarity.numbers`) over all images, and the first of them as uint8."""
@@ -82,7 +87,7 @@ def reconstruct(
     similarity = (ImageSimilarity(), ImageSimilarity())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
     run.prepare(len(images), progress, z_chain=True)
-    for indices, x in batches(run, images, progress, "reconstructing"):
+    for indices, x in batches(run, images, progress, "reconstructing", steps_per_image(run, steps)):
         first = int(indices[0])
         rng = run.generator_for("z-chain", first)
         for kind, length in enumerate((0, steps)):
@@ -108,6 +113,23 @@ def save_picture(result: Reconstruction, out: Path) -> None:
     save_png(side_by_side(*(grid(part, columns) for part in parts), captions=result.captions()), out)
 
 
+def comparison_steps(run: Run, from_noise: bool = True) -> int:
+    """The work per image of `compare_starts`."""
+    chains = len(_chains_from_inference(run)) * run.config.teaching.z_chain.steps
+    return chains + (max(_lengths_from_noise(run)) if from_noise else 0) + 1
+
+
+def _chains_from_inference(run: Run) -> dict[str, float]:
+    """The temperature of each z-chain from inference."""
+    chain = run.config.teaching.z_chain
+    name = f"inference+{chain.steps}"
+    return {name: chain.temperature} | ({f"{name} noise-free": 0.0} if chain.temperature > 0 else {})
+
+
+def _lengths_from_noise(run: Run) -> list[int]:
+    return sorted({run.config.teaching.z_chain.steps, *NOISE_STEPS})
+
+
 def compare_starts(
     run: Run, images: ImageStore, progress: ProgressFactory = no_progress, from_noise: bool = True
 ) -> dict[str, dict[str, float]]:
@@ -116,14 +138,13 @@ def compare_starts(
     The z-chain from inference is also run without noise (temperature 0), which finds a mode of p(z|x) instead of a
     sample. One chain from noise is run and evaluated after each of the lengths. The processes share the images.
     """
-    own, trained = run.config.teaching.z_chain.steps, run.config.teaching.z_chain.temperature
-    temperatures = {f"inference+{own}": trained} | ({f"inference+{own} noise-free": 0.0} if trained > 0 else {})
-    lengths = sorted({own, *NOISE_STEPS}) if from_noise else []
+    temperatures, lengths = _chains_from_inference(run), _lengths_from_noise(run) if from_noise else []
     names = ("inference", *temperatures, *(f"noise+{length}" for length in lengths))
     similarity = {name: ImageSimilarity() for name in names}
     run.prepare(len(images), progress, z_chain=True)
     with run.world.fail_together():
-        for indices, x in batches(run, images, progress, "reconstructing", run.world):
+        steps = comparison_steps(run, from_noise)
+        for indices, x in batches(run, images, progress, "reconstructing", steps, run.world):
             first = int(indices[0])
             inferred = run.infer(x).mean
             similarity["inference"].add(x, run.generate(inferred))

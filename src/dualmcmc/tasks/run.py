@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from dualmcmc.engine.run_folder import locate_run, locate_snapshot
 from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
-from dualmcmc.nets.frozen import eval_mode, frozen
+from dualmcmc.nets.frozen import Watched, eval_mode, frozen
 from dualmcmc.tasks.convert import as_images
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
@@ -66,6 +67,7 @@ class Run:
         self.trio = trio.to(device).eval().requires_grad_(False)
         self.plan = resolve_plan(replace(config.engine, mode="eager"), device)  # until `prepare` compiles
         self._compile_failed = False
+        self._on_step: Callable[[int], None] = _ignore
         self._executors = self._build_executors()
         self.rng = random_numbers.make_generator(random_numbers.derive_seed(seed, random_numbers.Stream.USE), device)
 
@@ -98,6 +100,18 @@ class Run:
                 x_hat = self.generate(self.prior(size, self.generator_for("prior", first)))
                 yield first, x_hat, self.revise_x(x_hat, rng=self.generator_for("x-chain", first))
             first += size
+
+    def _watch(self, state: Tensor) -> None:
+        self._on_step(len(state))
+
+    @contextmanager
+    def watch_steps(self, on_step: Callable[[int], None]) -> Iterator[None]:
+        """During the block, every step of a chain calls `on_step` with the number of its images."""
+        before, self._on_step = self._on_step, on_step
+        try:
+            yield
+        finally:
+            self._on_step = before
 
     def check_same_weights(self) -> None:
         """Raise `UserError` if the processes loaded different weights, as they may from a run in training."""
@@ -196,8 +210,10 @@ class Run:
     def _run_x_chain(
         self, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
     ) -> Tensor:
+        energy = Watched(self._executors.energy, self._watch)
+
         def run_chain(x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_x(self._executors.energy, x, chain, rng, trace, *observed)
+            return revise_x(energy, x, chain, rng, trace, *observed)
 
         return self._in_batches(run_chain, x, *_expand_mask(observed, x), trace=trace)
 
@@ -248,10 +264,10 @@ class Run:
     def _run_z_chain(
         self, z: Tensor, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
     ) -> Tensor:
-        sigma = self.config.teaching.sigma
+        sigma, generator = self.config.teaching.sigma, Watched(self._executors.generator, self._watch)
 
         def run_chain(z: Tensor, x: Tensor, *observed: Tensor) -> Tensor:
-            return revise_z(self._executors.generator, z, x, sigma, chain, rng, trace, *observed)
+            return revise_z(generator, z, x, sigma, chain, rng, trace, *observed)
 
         return self._in_batches(run_chain, self._latents(z, len(x)), x, *_expand_mask(observed, x), trace=trace)
 
@@ -320,6 +336,10 @@ class Run:
             own = (tensor.clone() if tensor.is_inference() else tensor for tensor in inputs)
             batches = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
             return torch.cat([function(*batch) for batch in batches])
+
+
+def _ignore(images: int) -> None:
+    pass
 
 
 def _expand_mask(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc.tasks.run import Run, require_finite
+from dualmcmc.tasks.work import step_progress
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import atomic, check_output
 from dualmcmc.utils.images import before_and_after, save_png, to_uint8
@@ -47,14 +48,15 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
         shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
         to_npz = out.suffix.lower() == ".npz" and run.world.is_main
         add = stack.enter_context(_npz_writer(out, shape)) if to_npz else None
-        advance = stack.enter_context(progress("sampling", n, "images"))
+        work = run.config.sampling_chain.steps + 1  # per image
+        count = stack.enter_context(step_progress(run, progress, "sampling", n, work, run.world))
         for start, revised, sums in _gathered_batches(run, n):
             totals += sums
             if add is None:
                 kept.append((start, revised))
             else:
                 add(start, revised)
-            advance(len(start))
+            count(len(start) / run.world.size, 1)  # here are the batches of all
     if kept:
         before, after = (torch.cat(parts) for parts in zip(*kept, strict=True))
         steps = run.config.sampling_chain.format_steps()

@@ -1,9 +1,13 @@
-"""Progress on standard error: a live bar on a terminal, a plain line every ten seconds elsewhere."""
+"""Progress on standard error: a live bar on a terminal, plain lines elsewhere.
+
+The first line comes after two seconds, the next ones every ten. The remaining time is shown once it can be estimated.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -12,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-Unit = Literal["images", "bytes", "parts"]
-Advance = Callable[[int], None]
+Unit = Literal["images", "bytes", "parts", "steps"]
+Advance = Callable[[float], None]  # by a number of units; a part of an image counts too
 ProgressFactory = Callable[[str, int | None, Unit], AbstractContextManager[Advance]]  # (task, total, unit)
-LINE_INTERVAL = 10.0  # seconds
+FIRST_LINE = 2.0  # seconds until the first plain line
+LINE_INTERVAL = 10.0  # seconds between two of them
+MIN_ELAPSED = 1.0  # seconds of work on which an estimate is based
 SHOWN_STATS = {"energy_gap": "gap", "energy_slope": "slope", "reconstruction_mse": "mse"}
 LEGEND = "gap: E(samples) - E(data); slope: mean |dE/dx|; mse: reconstruction error per pixel"
 
@@ -26,69 +32,134 @@ def no_progress(task: str, total: int | None, unit: Unit) -> AbstractContextMana
 
 
 def show_progress(task: str, total: int | None, unit: Unit) -> AbstractContextManager[Advance]:
-    """Show the rate and the remaining time."""
+    """Show what is done, the rate and the remaining time."""
     return _bar(task, total, unit) if sys.stderr.isatty() else _lines(task, total, unit)
+
+
+@contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Say what the block does if it takes longer than two seconds; for work that cannot report its progress."""
+    start = time.monotonic()
+    with _repeatedly(lambda: print_line(f"{what} ({format_duration(time.monotonic() - start)})")):
+        yield
+
+
+class Pace:
+    """How much of some work is done, how fast it advances, and how long the rest takes."""
+
+    def __init__(self, total: float | None, done: float = 0) -> None:
+        self.total = total
+        self._done = self._first = done
+        self._start = self._last = time.monotonic()
+
+    def advance(self, count: float) -> None:
+        """So much more is done."""
+        self._done += count
+        self._last = time.monotonic()
+
+    @property
+    def done(self) -> int:
+        """Whole units, at most the total: the last batch may exceed it."""
+        done = int(self._done + 1e-6)  # parts of a unit may add up to a little less than one
+        return done if self.total is None else min(done, int(self.total))
+
+    @property
+    def rate(self) -> float | None:
+        """Units per second; None if it is unknown."""
+        elapsed = self._last - self._start
+        return (self._done - self._first) / elapsed if elapsed > 0 and self._done > self._first else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None if it is unknown: at the start, or if the work takes longer than it should at this rate."""
+        if self.total is None or self.rate is None or self._last - self._start < MIN_ELAPSED:
+            return None
+        left = (self.total - self._done) / self.rate - (time.monotonic() - self._last)
+        return left if left > 0 else None
 
 
 @contextmanager
 def _bar(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text
 
-    class Rate(ProgressColumn):
-        """Images per second."""
+    pace = Pace(total)
+
+    class State(ProgressColumn):
+        """What is done, the rate and the remaining time."""
 
         def render(self, task: Task) -> Text:
-            return Text(f"{format_rate(task.finished_speed or task.speed or 0)}/s", style="cyan")
+            return Text(_format_state(pace, unit), style="cyan")
 
-    counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(),)
-    if unit == "bytes":
-        counts = (DownloadColumn(), TransferSpeedColumn())
-    elif unit == "images":
-        counts = (MofNCompleteColumn(), Rate())
-    label = TextColumn("{task.description}", markup=False)
-    with Progress(label, BarColumn(24), *counts, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(16), State())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         handle = progress.add_task(task, total=total)
-        yield lambda count: progress.advance(handle, count)
+
+        def advance(count: float) -> None:
+            pace.advance(count)
+            progress.advance(handle, count)
+
+        yield advance
 
 
 @contextmanager
 def _lines(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
-    done, start = 0, time.monotonic()
-    last = start
+    pace = Pace(total)
 
-    def advance(count: int) -> None:
-        nonlocal done, last
-        done += count
-        now = time.monotonic()
-        if now - last >= LINE_INTERVAL:
-            last, rate = now, done / (now - start)
-            left = f", {max(0, total - done) / rate / 60:.1f} min left" if total and rate else ""
-            amount = _format_amount(min(done, total or done), unit)
-            if total:
-                amount = f"{amount.removesuffix(f' {unit}')} of {_format_amount(total, unit)}"
-            speed = _format_amount(rate, unit) if unit == "bytes" else f"{format_rate(rate)} {unit}"
-            speed = "" if unit == "parts" else f", {speed}/s"
-            print_line(f"{task}: {amount}{speed}{left}")
+    def show() -> None:
+        left = pace.seconds_left
+        if left is None or left >= 1:  # otherwise what follows says enough
+            print_line(f"{task}: {_format_state(pace, unit)}")
 
-    yield advance
+    with _repeatedly(show):
+        yield pace.advance
+
+
+@contextmanager
+def _repeatedly(show: Callable[[], None]) -> Iterator[None]:
+    """Call `show` after the first two seconds of the block and then every ten, from a thread."""
+    ended = threading.Event()
+
+    def loop() -> None:
+        wait = FIRST_LINE
+        while not ended.wait(wait):
+            show()
+            wait = LINE_INTERVAL
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=1)  # its output may be blocked by whoever reads it
+
+
+def _format_state(pace: Pace, unit: Unit) -> str:
+    """Such as "12 of 64 images, 1.5/s, 35 s left"."""
+    total = "" if not pace.total else f" of {_format_amount(pace.total, unit)}"
+    amount = _format_amount(pace.done, unit)
+    parts = [amount.removesuffix(f" {unit}") + total if total else amount]
+    if pace.rate is not None and unit != "parts":
+        parts.append(f"{_format_amount(pace.rate, unit) if unit == 'bytes' else format_rate(pace.rate)}/s")
+    if pace.seconds_left is not None:
+        parts.append(f"{format_duration(pace.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """In seconds, minutes or hours."""
+    if round(seconds) < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if round(seconds / 60) < 100 else f"{seconds / 3600:.1f} h"
 
 
 def print_line(text: str) -> None:
     """Print on standard error; whoever read it may have exited, which must not stop the work."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")  # at once, since several threads may print
+        sys.stderr.flush()
     except OSError:
         discard_output(sys.stderr.fileno())
 
@@ -151,21 +222,16 @@ class BarReporter(Reporter):
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def start(self, images: int, total: int) -> None:
-        self._task = self._progress.add_task("train", total=total, completed=images, stats="", count="")
-        self._total = total
-        self._since = time.monotonic()
-        self._first: int | None = None
+        self._task = self._progress.add_task("train", total=total, completed=images, stats="", count="", left="")
+        self._pace = TrainingPace(images, total)
         self.message(LEGEND)
         self._progress.start()
 
     def advance(self, images: int, iteration: int) -> None:
-        if self._first is None:
-            self._since, self._first = time.monotonic(), iteration
-        elapsed = time.monotonic() - self._since
-        rate = f"{format_rate((iteration - self._first) / elapsed)} it/s" if elapsed > 0 else ""
-        images = min(images, self._total)  # the last batch may exceed it
-        count = f"{_format_count(images)}/{_format_count(self._total)} {rate}"
-        self._progress.update(self._task, completed=images, count=count)
+        self._pace.advance(images, iteration)
+        done, total = (_format_count(count) for count in (self._pace.images, self._pace.total))
+        count, left = f"{done}/{total} {self._pace.rate}", self._pace.left
+        self._progress.update(self._task, completed=self._pace.images, count=count, left=left)
 
     def stats(self, values: dict[str, float]) -> None:
         self._progress.update(self._task, stats=format_stats(values))
@@ -176,7 +242,7 @@ class BarReporter(Reporter):
 
 def _training_bar() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
     def text(field: str, style: str, **options: Any) -> TextColumn:
@@ -186,7 +252,7 @@ def _training_bar() -> Progress:
     return Progress(
         BarColumn(bar_width=12),
         text("count", "cyan"),
-        TimeRemainingColumn(),
+        text("left", "cyan"),
         text("stats", "dim", overflow="ellipsis"),
         console=Console(stderr=True),
     )
@@ -200,7 +266,7 @@ def _format_count(count: float) -> str:
 
 
 class LineReporter(Reporter):
-    """A plain line every ten seconds, for logs and pipes."""
+    """Plain lines, for logs and pipes."""
 
     progress = staticmethod(show_progress)
 
@@ -208,23 +274,48 @@ class LineReporter(Reporter):
         print_line(text)
 
     def start(self, images: int, total: int) -> None:
-        self._total, self._start, self._last = total, time.monotonic(), time.monotonic()
-        self._first: tuple[int, int] | None = None
+        self._pace = TrainingPace(images, total)
+        self._next = time.monotonic() + FIRST_LINE
         self.message(LEGEND)
 
     def advance(self, images: int, iteration: int) -> None:
-        self._first = self._first or (images, iteration)
-        self._current = (min(images, self._total), iteration)
+        self._pace.advance(images, iteration)
 
     def stats(self, values: dict[str, float]) -> None:
         now = time.monotonic()
-        if now - self._last < LINE_INTERVAL or self._first is None:
+        if now < self._next or not self._pace.rate:
             return
-        self._last, elapsed = now, now - self._start
-        per_image = elapsed / max(1, self._current[0] - self._first[0])
-        left = (self._total - self._current[0]) * per_image
-        rate = format_rate((self._current[1] - self._first[1]) / elapsed)
-        print_line(
-            f"{self._current[0]:,}/{self._total:,} images  {rate} it/s  {left / 60:.1f} min left  "
-            f"{format_stats(values)}"
-        )
+        self._next = now + LINE_INTERVAL
+        count = f"{self._pace.images:,}/{self._pace.total:,} images"
+        print_line("  ".join(part for part in (count, self._pace.rate, self._pace.left, format_stats(values)) if part))
+
+
+class TrainingPace:
+    """The pace of training: images, and iterations per second since the first, which takes longer."""
+
+    def __init__(self, images: int, total: int) -> None:
+        self.images, self.total = images, total
+        self._images: Pace | None = None
+        self._iterations: Pace | None = None
+
+    def advance(self, images: int, iteration: int) -> None:
+        """An iteration has finished."""
+        if self._images is None or self._iterations is None:
+            self._images, self._iterations = Pace(self.total, images), Pace(None, iteration)
+            self._last = images, iteration
+        self._images.advance(images - self._last[0])
+        self._iterations.advance(iteration - self._last[1])
+        self._last = images, iteration
+        self.images = min(images, self.total)  # the last batch may exceed it
+
+    @property
+    def rate(self) -> str:
+        """Iterations per second; empty if it is unknown."""
+        rate = None if self._iterations is None else self._iterations.rate
+        return "" if rate is None else f"{format_rate(rate)} it/s"
+
+    @property
+    def left(self) -> str:
+        """The remaining time; empty if it is unknown."""
+        left = None if self._images is None else self._images.seconds_left
+        return "" if left is None else f"{format_duration(left)} left"
