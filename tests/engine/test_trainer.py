@@ -398,6 +398,29 @@ def test_state_is_synchronized_before_every_save(tmp_path, monkeypatch):
     assert calls == [0, 64, 128]
 
 
+def test_run_killed_before_its_first_state_can_be_started_again(tmp_path, few_images, monkeypatch):
+    config, folder = tiny(*few_images), RunFolder(tmp_path / "run")
+    train(config, tmp_path / "whole", CPU)
+
+    def killed(self, path):
+        path.with_name(".x.1.tmp").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TrainState, "save", killed)
+        train(config, folder.root, CPU)
+    assert folder.config.exists()
+    assert not folder.has_states()
+    train(config, folder.root, CPU)
+    assert_equal(latest(folder.root), latest(tmp_path / "whole"))
+    assert not list(folder.root.rglob("*.tmp"))
+    for path in folder.saved_states():
+        path.unlink()
+    folder.snapshot.unlink()
+    with pytest.raises(UserError, match=r"contains log\.jsonl, which a new run would write over"):
+        train(config, folder.root, CPU)
+
+
 @pytest.fixture
 def at_chain_step(monkeypatch):
     """Call a function during the n-th chain step of the test, with no patience for the iteration it is in."""

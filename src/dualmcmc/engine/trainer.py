@@ -12,7 +12,7 @@ from dualmcmc import config_io, data
 from dualmcmc.config import Config
 from dualmcmc.data.loader import BatchLoader
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
-from dualmcmc.engine.log import NullLog, RunLog, has_tensorboard
+from dualmcmc.engine.log import NullLog, RunLog, has_tensorboard, read_log
 from dualmcmc.engine.loop import TrainLoop
 from dualmcmc.engine.plan import resolve_plan
 from dualmcmc.engine.run_folder import RunFolder, RunLock
@@ -190,12 +190,19 @@ def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
         cleanup.enter_context(RunLock(folder.lock))
     elif resume:
         raise _nothing_to_resume(folder)
-    elif traces := folder.traces_of_a_run():
+    elif (traces := folder.traces_of_a_run()) and not _ended_before_first_state(folder):
         advice = f" To start from its weights, add --init {folder.root}." if folder.snapshot.exists() else ""
         raise UserError(
             f"'{folder.root}' contains {traces[0].name}, which a new run would write over: choose another --out."
             f"{advice}"
         )
+
+
+def _ended_before_first_state(folder: RunFolder) -> bool:
+    """Whether a run was killed here before it had anything to lose: it left no more than its settings and its start."""
+    if folder.snapshot.exists() or folder.results.exists() or not folder.states.is_dir():
+        return False
+    return {entry["kind"] for entry in read_log(folder.log)} <= {"start", "note"}
 
 
 def _nothing_to_resume(folder: RunFolder) -> UserError:
@@ -213,11 +220,11 @@ def _open_log(
     """Write the first files of this session."""
     for part in (folder.root, folder.samples, folder.states):
         make_folder(part)
-    if resume:
-        folder.remove_temporary_files()
-    else:
+    if not resume:
         cleanup.enter_context(RunLock(folder.lock))
         _check_folder(folder, resume, cleanup)  # again: another process may have started a run meanwhile
+    if resume or folder.config.exists():
+        folder.remove_temporary_files()
     for path in damaged:
         folder.quarantine(path)
     folder.write_config(config)
