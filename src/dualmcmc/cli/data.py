@@ -110,9 +110,7 @@ def list_datasets(cache: Cache = None, as_json: Json = False) -> None:
             "splits": dict(entry.splits),
             "megabytes": entry.megabytes,
             "licence": entry.license,
-            "sources": ["manual download"]
-            if entry.manual_instructions
-            else available_sources(entry) or ["scikit-learn"],
+            "sources": ["manual download"] if entry.manual_instructions else available_sources(entry) or ["included"],
             "home": entry.homepage,
         }
         for entry in CATALOG.values()

@@ -29,6 +29,7 @@ from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.utils.device import resolve_device
 from dualmcmc.utils.errors import ProcessLost, UserError, first_line
+from dualmcmc.utils.extras import require
 
 TIMEOUT = timedelta(hours=2)  # of a collective on devices
 HOST_TIMEOUT = timedelta(days=7)  # rank 0 may be packing a large dataset; the watchdog notices a stalled process
@@ -211,10 +212,9 @@ def connect(device_name: str) -> DistributedWorld:
 
 def _import_fabric() -> Any:
     """Lightning Fabric: its own package, or part of the package `lightning`."""
-    try:
-        return importlib.import_module("lightning_fabric")
-    except ImportError:
+    with suppress(ImportError):
         return importlib.import_module("lightning.fabric")
+    return require("lightning_fabric", "distributed", "a job of several processes")
 
 
 def _topology(device: torch.device) -> dict[str, Any]:
