@@ -212,8 +212,9 @@ def connect(device_name: str) -> DistributedWorld:
 
 def _import_fabric() -> Any:
     """Lightning Fabric: its own package, or part of the package `lightning`."""
-    with suppress(ImportError):
-        return importlib.import_module("lightning.fabric")
+    for name in ("lightning_fabric", "lightning.fabric"):
+        with suppress(ImportError):
+            return importlib.import_module(name)
     return require("lightning_fabric", "distributed", "a job of several processes")
 
 
