@@ -142,7 +142,7 @@ class Data(Settings):
         if self.source == "digits" and (self.path or self.test_path):
             raise UserError(
                 "data.path is set, but data.source=digits is built in: add data.source=folder with your data.size and "
-                "data.channels, or start from another preset."
+                "data.channels, or start from another preset, such as laptop32."
             )
         if self.test_path and self.holdout:
             raise UserError("data.test_path and data.holdout are both set: choose one.")

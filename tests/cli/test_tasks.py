@@ -229,6 +229,12 @@ def test_failed_command_on_pretrained_weights_leaves_no_folder(call, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_more_images_than_there_are(call, run_folder):
+    answer = call("reconstruct", run_folder, "-n", 10**6, "--json")
+    assert "-n 1000000: there are only" in answer.err
+    assert answer.json["images"] < 10**6
+
+
 def test_samples_that_cannot_fit_on_the_disk_are_refused(call, run_folder, tmp_path):
     answer = call("sample", run_folder, "-n", 10**12, "--out", tmp_path / "a.npz")
     assert_refused(answer, "GB of disk", "lower -n")

@@ -268,6 +268,8 @@ class RunTask:
         if count is None and steps is not None:
             count = default_count(run, len(images.store), steps)
             print_notes(reduction_note((count, len(images.store), images.what)))
+        elif count is not None and count > len(images.store):
+            print_notes([f"-n {count}: there are only {len(images.store):,} {images.what}"])
         return images.subset(count, self.seed)
 
     def finish(self, run: Run, numbers: dict[str, Any], lines: Iterable[str], **facts: Any) -> None:

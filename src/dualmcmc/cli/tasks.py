@@ -285,13 +285,15 @@ def outliers(
       dualmcmc outliers runs/c10 --against photos/,svhn=/data/svhn --scores energy,typicality
     """
     from dualmcmc.tasks import outliers as module
-    from dualmcmc.tasks.inputs import dataset_for, held_out_images
+    from dualmcmc.tasks.inputs import dataset_for, held_out_images, parse_dataset
     from dualmcmc.utils.images import save_png
     from dualmcmc.utils.plots import check_plots
 
     check_plots()
     chosen = module.check_scores(split_list("--scores", scores))
     names = split_list("--against", against)
+    for word in names:  # refuse an unknown one before the run's own images are read
+        parse_dataset(word)
     run = task.load()
     steps = module.steps_per_image(run, chosen)
     with waiting("reading images"):
