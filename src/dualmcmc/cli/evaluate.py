@@ -142,9 +142,8 @@ def _amounts(
     if num is not None:
         return num, num, []
     parts = []
-    samples = default_count(
-        run, SAMPLES, 2 * steps_per_sample(run)
-    )  # twice: samples and reconstructions share the time
+    # twice the work: samples and reconstructions share the time
+    samples = default_count(run, SAMPLES, 2 * steps_per_sample(run))
     if set(metrics) & set(SAMPLE_METRICS):
         parts.append((samples, SAMPLES, "samples"))
     reconstructions = None
