@@ -195,6 +195,22 @@ def test_seed_fixes_the_chain_and_nothing_is_differentiated():
     assert torch.equal(revise_x(energy, x, Chain(steps=0), None), x)
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"metropolis": True}], ids=str)
+def test_chains_inside_vmap(options):
+    """Four batches of chains at once, each as if it ran alone."""
+    x, chain = torch.randn(4, 5, 2, dtype=torch.float64), Chain(steps=3, step_size=0.3, **options)
+
+    def run(start):
+        return revise_x(gaussian, start, chain, torch.Generator().manual_seed(0))
+
+    together = torch.func.vmap(run, randomness="same")(x)
+    assert torch.allclose(together, torch.stack([run(start) for start in x]))
+    different = torch.func.vmap(lambda start: revise_x(gaussian, start, chain), randomness="different")(
+        x[:1].repeat(2, 1, 1)
+    )
+    assert torch.equal(different[0], different[1]) == (options == {"temperature": 0})
+
+
 def test_chain_inside_no_grad():
     with torch.no_grad():
         x = langevin(torch.ones(2, 2, dtype=torch.float64), gaussian, Chain(steps=1, step_size=0.1), None)

@@ -249,6 +249,14 @@ def rms_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _value_and_grad(potential: Potential, state: Tensor) -> tuple[Tensor, Tensor]:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside torch.func.vmap, which forbids requires_grad_
+
+        def total(state: Tensor) -> tuple[Tensor, Tensor]:
+            values = potential(state)
+            return values.sum(), values
+
+        gradient, values = torch.func.grad(total, has_aux=True)(state)
+        return values.detach(), gradient
     leaf = state.detach().requires_grad_()
     with torch.enable_grad():
         values = potential(leaf)

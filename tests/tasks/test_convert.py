@@ -4,7 +4,8 @@ import torch
 from PIL import Image
 
 from dualmcmc.config import Data
-from dualmcmc.tasks.convert import as_images
+from dualmcmc.data.store import MemoryStore
+from dualmcmc.tasks.convert import as_images, as_store
 from dualmcmc.utils.errors import UserError
 
 GREY, RGB = Data(size=8, channels=1), Data(size=8, channels=3)
@@ -79,3 +80,11 @@ def test_wrong_images_are_refused(images, message):
 def test_states_of_a_chain_may_leave_the_range():
     for value in (11.7, torch.inf, torch.nan):
         assert as_images(torch.full((1, 1, 8, 8), value), GREY).shape == (1, 1, 8, 8)
+
+
+def test_stores():
+    store = as_store(PIXELS, RGB)
+    assert np.array_equal(store.tensor().permute(0, 2, 3, 1).numpy(), PIXELS)
+    assert as_store(store, RGB) is store
+    assert isinstance(as_store(EXPECTED.float(), RGB), MemoryStore)
+    assert np.array_equal(as_store(EXPECTED.float(), RGB).tensor().permute(0, 2, 3, 1).numpy(), PIXELS)

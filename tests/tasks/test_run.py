@@ -346,3 +346,24 @@ def test_latents_of_another_shape_are_refused(run):
         run.generate(torch.zeros(2, 3))
     with pytest.raises(UserError, match=r"latents of shape \(2, 4\) given, expected \(3, 4\)"):
         run.revise_z(torch.zeros(2, 4), run.sample(3))
+
+
+def test_picture(run, tmp_path):
+    x = run.sample(4)
+    picture = run.picture(x, run.revise_x(x), captions=["samples", "revised"])
+    assert picture._repr_png_().startswith(b"\x89PNG")  # what Jupyter shows
+    picture.save(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes() == picture._repr_png_()
+    assert repr(picture) == f"Picture({picture.pixels.shape[2]}x{picture.pixels.shape[1]})"
+    assert run.picture(x, columns=4).pixels.shape[2] > run.picture(x).pixels.shape[2]
+    for captions in (["one"], ["one", "two", "three"]):
+        with pytest.raises(UserError, match="captions for 2 sets of images"):
+            run.picture(x, x, captions=captions)
+
+
+def test_tasks_take_images_in_any_form(run):
+    x = (255 * torch.rand(5, 8, 8)).byte()
+    results = [dualmcmc.inpaint(run, images, "M20").completed for images in (x.numpy(), x[:, None] / 127.5 - 1)]
+    assert results[0] == results[1]
+    numbers = dualmcmc.outliers(run, x.numpy(), {"noise": torch.rand(6, 1, 8, 8)}, ["energy"]).numbers
+    assert 0 <= numbers["noise"]["energy"]["auroc"] <= 1

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dualmcmc.config import Data
 from dualmcmc.data.images import ImageSpec, UnreadableImage, from_pil
+from dualmcmc.data.store import ImageStore, MemoryStore
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.images import from_uint8, to_uint8
 
 MAX_VALUE = 50  # of floats: a chain may leave [-1, 1], but this far away are pixels from 0 to 255
 
@@ -51,6 +52,13 @@ def as_images(value: Any, cfg: Data) -> Tensor:
     if MAX_VALUE < largest < math.inf:
         raise UserError(f"floats must be in [-1, 1], these reach {largest:.4g}: convert pixels from 0 to 255 to uint8.")
     return images if images.dtype == torch.float32 else images.float()
+
+
+def as_store(images: Any, cfg: Data) -> ImageStore:
+    """A store, or images as in `as_images`, for the tasks; floats are rounded to uint8."""
+    if isinstance(images, ImageStore):
+        return images
+    return MemoryStore(to_uint8(as_images(images, cfg).detach()).cpu())
 
 
 def _batch(images: Tensor, shape: tuple[int, int, int]) -> Tensor:

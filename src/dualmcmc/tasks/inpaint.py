@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor
 from dualmcmc import rng
 from dualmcmc.config import Chain
 from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
-from dualmcmc.data.store import ImageStore
 from dualmcmc.metrics.pixels import psnr_of_mse
+from dualmcmc.tasks.convert import as_store
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.reconstruct import ImageSimilarity
 from dualmcmc.tasks.run import Run
@@ -89,7 +90,7 @@ def steps_per_image(run: Run) -> int:
 
 def inpaint(
     run: Run,
-    images: ImageStore,
+    images: Any,
     mask: str,
     keep: int = 12,
     progress: ProgressFactory = no_progress,
@@ -97,8 +98,10 @@ def inpaint(
 ) -> Inpainting:
     """Hide part of each image and fill it in, in bounded memory; the result includes the first `keep` images.
 
-    `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None the run's setting.
+    `images`: an `ImageStore`, or what `Run` takes. `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None
+    the run's setting.
     """
+    images = as_store(images, run.config.data)
     generated, completed = ({stage: ImageSimilarity() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
     hidden, rng = 0.0, run.generator_for("inpaint")

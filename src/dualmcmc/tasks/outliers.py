@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dualmcmc import data
-from dualmcmc.data.store import ImageStore, SubsetStore
+from dualmcmc.data.store import SubsetStore
 from dualmcmc.metrics.detection import detection
 from dualmcmc.metrics.pixels import mse
+from dualmcmc.tasks.convert import as_store
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError, nearest, sanitize
@@ -53,19 +55,23 @@ def steps_per_image(run: Run, scores: list[str]) -> int:
 
 def outliers(
     run: Run,
-    in_distribution: ImageStore,
-    others: Mapping[str, ImageStore],
+    in_distribution: Any,
+    others: Mapping[str, Any],
     scores: list[str],
     progress: ProgressFactory = no_progress,
 ) -> Detection:
-    """Score the run's held-out images and those of other datasets; a higher score means more of an outlier."""
+    """Score the run's held-out images and those of other datasets; a higher score means more of an outlier.
+
+    Images: an `ImageStore`, or what `Run` takes.
+    """
     check_scores(scores)
     if IN_DISTRIBUTION in others:
         raise UserError(f"a dataset cannot be called '{IN_DISTRIBUTION}': that is the name of the run's own images.")
     rng = run.generator_for("z-chain")
     mean = _mean_energy(run, progress) if "typicality" in scores else 0.0
     values: dict[str, dict[str, Tensor]] = {score: {} for score in scores}
-    for name, store in {IN_DISTRIBUTION: in_distribution, **others}.items():
+    for name, images in {IN_DISTRIBUTION: in_distribution, **others}.items():
+        store = as_store(images, run.config.data)
         parts: dict[str, list[Tensor]] = {score: [] for score in scores}
         for _, x in batches(run, store, progress, f"scoring {sanitize(name)}", steps_per_image(run, scores)):
             for score, part in _scores(run, scores, x, mean, rng).items():

@@ -27,6 +27,7 @@ from dualmcmc.nets.frozen import Watched, eval_mode, frozen
 from dualmcmc.tasks.convert import as_images
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.images import Picture, grid, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 COMPILE_MIN_IMAGES = 5_000  # chains on fewer images finish before compilation would
@@ -293,6 +294,13 @@ class Run:
             return self._in_batches(self.trio.energy, x)
         with eval_mode(self.trio, self.config.sampling.batchnorm):
             return torch.cat([self.trio.energy(part.to(self.device)) for part in x.split(self.config.sampling.batch)])
+
+    def picture(self, *images: Any, captions: Sequence[str] = (), columns: int | None = None) -> Picture:
+        """Grids of images next to each other, each below its caption; Jupyter shows it, `save` writes a PNG."""
+        grids = [grid(to_uint8(self._images(x)).cpu(), columns or max(1, round(len(x) ** 0.5))) for x in images]
+        if not grids or (captions and len(captions) != len(grids)):
+            raise UserError(f"{len(captions)} captions for {len(grids)} sets of images: give one for each.")
+        return Picture(side_by_side(*grids, captions=captions))
 
     def export(self, path: Path, dtype: str = "float16") -> dict[str, Any]:
         """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error.

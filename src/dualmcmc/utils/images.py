@@ -132,6 +132,23 @@ def _draw(lines: Sequence[str], font: FreeTypeFont, width: int) -> Tensor:
     return torch.from_numpy(np.array(image))[None]
 
 
+class Picture:
+    """(C, h, w) uint8 pixels that Jupyter shows, and that can be saved."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels
+
+    def __repr__(self) -> str:
+        return f"Picture({self.pixels.shape[2]}x{self.pixels.shape[1]})"
+
+    def _repr_png_(self) -> bytes:
+        return encode_png(self.pixels)
+
+    def save(self, path: str | Path) -> None:
+        """Write a PNG file."""
+        save_png(self.pixels, Path(path))
+
+
 def encode_png(picture: Tensor) -> bytes:
     """A (C, h, w) uint8 picture as PNG data."""
     from PIL import Image
