@@ -12,7 +12,7 @@ endif
 .PHONY: test run format faults clean
 .DELETE_ON_ERROR:
 
-# Four pips at a time install the pinned versions, ten each, with a line per finished ten; the last one checks
+# Four pip processes in parallel install the pinned versions in groups of ten, with a line per group; a last call checks
 # dependencies and adds any that are not pinned.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -282,5 +282,11 @@ def test_settings_built_in_python_are_checked(build, message):
         build()
 
 
-def test_numpy_numbers_are_settings():
-    assert Chain(steps=np.int64(3), step_size=np.float32(0.5)).steps == 3
+def test_numpy_numbers_become_pythons_own():
+    """So that the settings can be written and read back."""
+    chain = Chain(steps=np.int64(3), step_size=np.float32(0.5), clamp=1)
+    assert [type(value) for value in (chain.steps, chain.step_size, chain.clamp)] == [int, float, float]
+    adam = Adam(betas=(np.float64(0.5), 0))
+    assert [type(value) for value in adam.betas] == [float, float]
+    config = replace(Config(), teaching=Teaching(x_chain=chain))
+    assert config_io.from_tree(yaml.safe_load(config_io.render(config))) == config

@@ -153,7 +153,11 @@ def test_trace_measures_convergence():
     assert trace.r_hat("displacement", discard=100) > 1.01  # each from its own start
     with pytest.raises(UserError, match="at least 8 must remain"):
         trace.r_hat(discard=5995)
-    assert trace.acceptance_rate == 1
+    assert trace.acceptance_rate is None
+    with pytest.raises(UserError, match="unknown quantity 'energy': use potential, grad_norm"):
+        trace.r_hat("energy")
+    with pytest.raises(UserError, match="discard must be at least 0, not -1"):
+        trace.effective_sample_size(discard=-1)
 
 
 def test_temperature_zero_is_gradient_descent():

@@ -50,10 +50,20 @@ class Settings(Tree):
     def __post_init__(self) -> None:
         for entry in fields(self):  # type: ignore[arg-type]
             value, kind = getattr(self, entry.name), _types(type(self))[entry.name]  # type: ignore[arg-type]
-            name = f"{type(self).__name__}: {entry.name}"
             if not _fits(value, kind):
-                raise UserError(f"{name} must be {_describe(kind)}, not {format_value(value)}.")
-            check_limits(value, entry.metadata, name)
+                text = f"must be {_describe(kind)}, not {format_value(value)}."
+                raise InvalidSetting(type(self).__name__, entry.name, text)
+            object.__setattr__(self, entry.name, _plain_number(value, kind))
+            if text := _beyond_limits(value, entry.metadata):
+                raise InvalidSetting(type(self).__name__, entry.name, text)
+
+
+class InvalidSetting(UserError):
+    """A value that a setting cannot have."""
+
+    def __init__(self, group: str, name: str, problem: str) -> None:
+        super().__init__(f"{group}: {name} {problem}")
+        self.name, self.problem = name, problem
 
 
 @cache
@@ -73,6 +83,16 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def _plain_number(value: Any, kind: Any) -> Any:
+    """Numbers as Python's own, which can be written to YAML and JSON; the rest as it is."""
+    options = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return None if value is None else _plain_number(value, options[0])
+    if typing.get_origin(kind) is tuple:
+        return tuple(map(_plain_number, value, options))
+    return kind(value) if kind in (int, float) else value
 
 
 def _describe(kind: Any) -> str:
@@ -96,8 +116,8 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def check_limits(value: Any, metadata: Mapping[str, Any], name: str) -> None:
-    """Raise `UserError` if a number, or one of several, is beyond its limits, or beyond every sensible number."""
+def _beyond_limits(value: Any, metadata: Mapping[str, Any]) -> str:
+    """What is wrong with a number, or one of several, that is beyond its limits or beyond every sensible number."""
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, bool) or not isinstance(item, Real):
             continue
@@ -107,7 +127,8 @@ def check_limits(value: Any, metadata: Mapping[str, Any], name: str) -> None:
         for key, limit in limits.items():
             words, satisfied = _LIMITS[key]
             if not satisfied(item, limit):
-                raise UserError(f"{name} must be {words} {limit:g}, not {format_value(item)}.")
+                return f"must be {words} {limit:g}, not {format_value(item)}."
+    return ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from dualmcmc.config import Config, check_limits
+from dualmcmc.config import Config, InvalidSetting
 from dualmcmc.utils import safe_yaml
 from dualmcmc.utils.errors import UserError, first_line, format_value, nearest, sanitize
 
@@ -102,9 +102,10 @@ def _build(default: T, tree: Any, prefix: str, where: str) -> T:
             values[key] = _build(getattr(default, key), value, f"{path}.", where)
         else:
             values[key] = _convert(hints[key], value, path, where)
-            check_limits(values[key], known[key].metadata, f"{where}: {path}")
     try:
         return dataclasses.replace(default, **values)  # type: ignore[type-var]
+    except InvalidSetting as error:
+        raise UserError(f"{where}: {prefix}{error.name} {error.problem}") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 

@@ -19,11 +19,12 @@ from dualmcmc.config import Chain
 from dualmcmc.metrics import chains
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.rng import RandomSource, rand, randn_like
-from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.errors import UserError, nearest
 
 Network = Callable[[Tensor], Tensor]
 Potential = Callable[[Tensor], Tensor]  # (B, ...) -> (B,)
 Projection = Callable[[Tensor], Tensor]
+QUANTITIES = ("potential", "grad_norm", "displacement", "squared_norm", "mse")  # of a trace, one value per chain
 
 
 @dataclass
@@ -59,19 +60,25 @@ class Trace:
         self.squared_norm.append(squared_norm(state))
 
     @property
-    def acceptance_rate(self) -> float:
-        """Fraction of accepted proposals; 1 without `chain.metropolis`."""
-        return float(torch.stack(self.accepted).double().mean()) if self.accepted else 1.0
+    def acceptance_rate(self) -> float | None:
+        """Fraction of accepted proposals; None without an accept/reject step."""
+        return float(torch.stack(self.accepted).double().mean()) if self.accepted else None
 
     def effective_sample_size(self, quantity: str = "potential", discard: int = 0) -> float:
-        """See `metrics.chains`: of one of the lists above, over all chains, without the first `discard` states."""
+        """See `metrics.chains`: of one of `QUANTITIES`, over all chains, without the first `discard` values."""
         return chains.effective_sample_size(self._values(quantity, discard))
 
     def r_hat(self, quantity: str = "potential", discard: int = 0) -> float:
-        """See `metrics.chains`: of one of the lists above, without the first `discard` states."""
+        """See `metrics.chains`: of one of `QUANTITIES`, without the first `discard` values."""
         return chains.r_hat(self._values(quantity, discard))
 
     def _values(self, quantity: str, discard: int) -> Tensor:
+        if quantity not in QUANTITIES:
+            raise UserError(
+                f"unknown quantity '{quantity}': use {', '.join(QUANTITIES)}.{nearest(quantity, QUANTITIES)}"
+            )
+        if discard < 0:
+            raise UserError(f"discard must be at least 0, not {discard}.")
         values: list[Tensor] = getattr(self, quantity)
         if len(values) - discard < chains.MIN_DRAWS:
             raise UserError(

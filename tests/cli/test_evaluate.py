@@ -87,7 +87,10 @@ def test_default_on_a_cpu(call, run_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(work, "CPU_WORK", 2 * 10 * 64 * (3 + 1 + 2 * 160))  # ten samples
     answer = call(*words, "--metrics", "fid,mse")
     samples, images = 10, 3240 // (2 * 2 + 30 + 1 + 2 * 2 + 1)
-    assert f"{samples} of 50,000 samples, {images} of 359 held-out images on a CPU: -n 50000 for all" in answer.err
+    assert (
+        f"using {samples} of 50,000 samples, {images} of 359 held-out images on this CPU; -n 50000 uses all"
+        in answer.err
+    )
     assert answer.json["samples"] == samples
     assert answer.json["reconstructed"] == {"held-out images": images, "training images": images}
     answer = call(*words, "--metrics", "fid,mse", "-n", 12)

@@ -92,9 +92,13 @@ def test_long_chains(call, run_folder):
     answer = call("long-chains", run_folder, "sampling.steps=50", "-n", 3)
     assert "3 chains of 50 steps: all finite" in answer.out
     assert "R-hat of the energy" in answer.out
-    assert "accepted" not in answer.out
+    assert "accepted" not in answer.out  # no accept/reject step
     answer = call("long-chains", run_folder, "sampling.steps=50", "sampling.metropolis=true", "-n", 3)
-    assert "% accepted" in answer.out
+    assert "% of the proposals accepted" in answer.out
+    stuck = ["sampling.steps=50", "sampling.metropolis=true", "sampling.temperature=1", "sampling.step_size=1e6"]
+    answer = call("long-chains", run_folder, *stuck, "-n", 3, "--json")
+    assert answer.code == 0, answer.err
+    assert (answer.json["numbers"]["acceptance_rate"], answer.json["numbers"]["r_hat"]) == (0, None)
     assert_refused(call("long-chains", run_folder, "sampling.steps=0"), "at least one")
 
 
@@ -231,7 +235,7 @@ def test_failed_command_on_pretrained_weights_leaves_no_folder(call, tmp_path, m
 
 def test_more_images_than_there_are(call, run_folder):
     answer = call("reconstruct", run_folder, "-n", 10**6, "--json")
-    assert "-n 1000000: there are only" in answer.err
+    assert "-n 1000000 exceeds the" in answer.err
     assert answer.json["images"] < 10**6
 
 
@@ -276,7 +280,7 @@ def test_default_on_a_cpu(call, run_folder, monkeypatch, command, steps):
     assert " on a CPU" not in answer.err  # digits are few and small
     monkeypatch.setattr(work, "CPU_WORK", 10 * 64 * steps)
     answer = call(*words)
-    assert "10 of 359 held-out images on a CPU: -n 359 for all" in answer.err
+    assert "using 10 of 359 held-out images on this CPU; -n 359 uses all" in answer.err
     used = answer.json["images"]
     assert used == ({"in_distribution": 10, "digits": 10} if command == "outliers" else 10)
     assert answer.json["data"]["used"] == "10 of 359"

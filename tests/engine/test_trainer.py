@@ -476,6 +476,14 @@ def test_iteration_with_a_second_x_chain_is_finished(tmp_path, few_images, at_ch
     assert (result.stop_reason, result.images) == ("SIGINT", 16)
 
 
+def test_unchecked_state_replaces_no_older_one(tmp_path, monkeypatch, few_images):
+    monkeypatch.setattr(loop, "PATIENCE", 0.0)
+    settings = (*few_images, "train.images=96", "train.save_every=16", "train.keep=1", "train.sample_every=1000")
+    train(tiny(*settings), tmp_path / "run", CPU, reporter=Recorder(3, interrupt))
+    assert saved_at(tmp_path / "run") == [32, 48]
+    assert not list(RunFolder(tmp_path / "run").samples.iterdir())  # no time for a sample grid either
+
+
 def test_dry_run_is_abandoned_but_weights_are_checked(tmp_path, monkeypatch, few_images):
     monkeypatch.setattr(loop, "PATIENCE", 0.0)
     checks, original = [], TrainState.is_finite

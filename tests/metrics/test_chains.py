@@ -74,6 +74,14 @@ def test_constant_values_have_neither():
     assert math.isnan(r_hat(torch.ones(20, 3)))
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_diverged_chains_have_neither(value):
+    values = autoregressive(0.3, 100, 4)
+    values[70, 2] = value  # a rank of its own would look harmless
+    assert math.isnan(effective_sample_size(values))
+    assert math.isnan(r_hat(values))
+
+
 @pytest.mark.parametrize("shape", [(7, 4), (100,)])
 def test_too_few_draws(shape):
     with pytest.raises(ValueError, match=r"\(draws, chains\) with at least 8 draws"):

@@ -4,6 +4,7 @@ import torch
 from PIL import Image
 
 from dualmcmc.config import Data
+from dualmcmc.data.images import ImageSpec, decode
 from dualmcmc.data.store import MemoryStore
 from dualmcmc.tasks.convert import as_images, as_store
 from dualmcmc.utils.errors import UserError
@@ -52,6 +53,27 @@ def test_pil_images_are_converted_like_files():
         as_images(Image.new("F", (8, 8)), GREY)
 
 
+def test_pil_images_are_treated_like_files(tmp_path):
+    """Orientation, and a file that is read only when its pixels are needed."""
+    photo = Image.new("RGB", (16, 8), (255, 0, 0))
+    photo.paste((0, 0, 255), (8, 0, 16, 8))
+    exif = photo.getexif()
+    exif[0x0112] = 6  # rotate by a quarter turn
+    photo.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as opened:
+        ours = as_images(opened, RGB)
+        assert opened.size == (16, 8)  # not modified
+    decoded = decode((tmp_path / "a.png").read_bytes(), ImageSpec.from_config(RGB))
+    assert torch.equal(ours, as_images(decoded, RGB))
+    assert (ours[0, 0, 0] > ours[0, 2, 0]).all()  # red on top
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    noise.save(tmp_path / "b.png")
+    content = (tmp_path / "b.png").read_bytes()
+    (tmp_path / "b.png").write_bytes(content[: len(content) // 2])
+    with Image.open(tmp_path / "b.png") as opened, pytest.raises(UserError, match="cannot use this image"):
+        as_images(opened, RGB)
+
+
 def test_gradients_reach_a_float_tensor():
     x = torch.zeros(2, 1, 8, 8, requires_grad=True)
     assert as_images(x, GREY) is x
@@ -66,7 +88,10 @@ def test_gradients_reach_a_float_tensor():
         (torch.zeros(8), "these have shape 8"),
         (torch.zeros(2, 1, 8, 8, dtype=torch.int64), r"uint8 \(0 to 255\) or floats \(-1 to 1\), not int64"),
         (np.zeros((8, 8), bool), "not bool"),
-        (torch.full((1, 8, 8), 255.0), r"must be in \[-1, 1\], these reach 255: convert pixels from 0 to 255 to uint8"),
+        (
+            torch.full((1, 8, 8), 255.0),
+            r"must be in \[-1, 1\], but these reach 255: pass pixels from 0 to 255 as uint8",
+        ),
         ([], "empty list"),
         (np.array([{}]), "not array of object"),
         ("photo.png", "a PIL image or a list of these, not str"),

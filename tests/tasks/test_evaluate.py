@@ -8,6 +8,7 @@ import dualmcmc
 from dualmcmc import data
 from dualmcmc.data.store import MemoryStore
 from dualmcmc.metrics.inception import FeatureExtractor
+from dualmcmc.metrics.quality import missing_torchmetrics
 from dualmcmc.tasks.evaluate import evaluate
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import from_uint8, to_uint8
@@ -114,6 +115,7 @@ def test_invalid_arguments(run, finished_run, images):
 
 def test_metrics_without_torchmetrics_are_skipped(run, images, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    assert "dualmcmc[metrics]" in missing_torchmetrics()
     result = evaluate(run, "fid,kid", 20, images, tiny_features())
     assert "dualmcmc[metrics]" in result.skipped["kid"]
     assert result.ebm.keys() == {"frechet_custom_network"}

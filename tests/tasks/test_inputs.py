@@ -33,7 +33,7 @@ def test_own_images(run):
     assert len(set(subset.store.indices)) == 50
     assert subset.store.indices.max() > 200  # from the whole dataset
     assert given.subset(1000, seed=1) is given
-    with pytest.raises(UserError, match="-n"):
+    with pytest.raises(UserError, match="at least 1, not 0"):
         given.subset(0, seed=1)
 
 

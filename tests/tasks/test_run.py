@@ -325,6 +325,10 @@ def test_chains_as_iterators(run):
     states = list(run.z_chain(z, x, steps=5, rng=rng(), temperature=0.5))
     assert len(states) == 6
     assert torch.equal(states[-1], run.revise_z(z, x, 5, rng(), temperature=0.5))
+    with pytest.raises(UserError, match="latents of shape"):
+        run.z_chain(z[:3], x)  # at once, not at the first state
+    with pytest.raises(UserError, match="these have shape"):
+        run.x_chain(z)
     observed = torch.rand(4, 1, 8, 8) < 0.5
     *_, last = run.x_chain(x, rng=rng(), observed=observed)
     assert torch.equal(last[observed], x[observed])

@@ -71,11 +71,11 @@ def test_default_count():
 
 
 def test_reduction_note():
-    assert reduction_note((64, 10_000, "images")) == ["64 of 10,000 images on a CPU: -n 10000 for all"]
+    assert reduction_note((64, 10_000, "images")) == ["using 64 of 10,000 images on this CPU; -n 10000 uses all"]
     both = reduction_note((80, 50_000, "samples"), (40, 10_000, "images"))
-    assert both == ["80 of 50,000 samples, 40 of 10,000 images on a CPU: -n 50000 for all"]
+    assert both == ["using 80 of 50,000 samples, 40 of 10,000 images on this CPU; -n 50000 uses all"]
     assert reduction_note((80, 50_000, "samples"), (9, 9, "images")) == [
-        "80 of 50,000 samples on a CPU: -n 50000 for all"
+        "using 80 of 50,000 samples on this CPU; -n 50000 uses all"
     ]
     assert reduction_note((9, 9, "images")) == []
 

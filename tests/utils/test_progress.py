@@ -109,7 +109,7 @@ def test_short_work_prints_nothing(capsys):
 def test_waiting(capsys, monkeypatch):
     monkeypatch.setattr(progress, "FIRST_LINE", 0.01)
     with progress.waiting_for("loading PyTorch"):
-        assert wait_for_output(capsys, "\n") == "loading PyTorch (0 s)\n"
+        assert wait_for_output(capsys, "\n").startswith("loading PyTorch (")
     with pytest.raises(KeyError), progress.waiting_for("loading PyTorch"):
         raise KeyError
 

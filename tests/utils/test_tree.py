@@ -21,6 +21,7 @@ class Outer(Tree):
     array: np.ndarray = field(default_factory=lambda: np.zeros(4, np.uint8))
     steps: list = field(default_factory=lambda: list(range(10)))
     text: str = "a\x1b[31mb"
+    by_name: dict = field(default_factory=lambda: {"a\x1bb": 1})
 
 
 SHOWN = r"""inner:
@@ -35,7 +36,9 @@ numbers:
 images: Tensor (2, 3), float32
 array: ndarray (4,), uint8
 steps: [0, 1, 2, 3, 4, 5, 6, 7, ... (10 in all)]
-text: a\x1b[31mb"""
+text: a\x1b[31mb
+by_name:
+  a\x1bb: 1"""
 
 
 def test_tree():

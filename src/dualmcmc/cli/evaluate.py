@@ -57,8 +57,8 @@ def evaluate(
     num: Annotated[
         int | None,
         limit(
-            "Number of samples of each kind, and at most so many images to reconstruct, chosen by --seed. [default: "
-            "50000, and all; on a CPU, about a minute's worth]",
+            "Number of samples of each kind, and the maximum number of images to reconstruct, chosen by --seed. "
+            "[default: 50000, and all; on a CPU, about a minute's worth]",
             2,
         ),
     ] = None,
@@ -104,7 +104,7 @@ def evaluate(
                 raise UserError("Inception is missing on some machines: fetch it there, or choose other --metrics.")
         images = None
         if module.needs_images(run, wanted, features):
-            with world.fail_together(), waiting("reading images"):
+            with world.fail_together():
                 images = data.load(run.trained_data, progress_of(world))
         samples, reconstructions, notes = _amounts(run, wanted, num, images)
         if world.is_main:

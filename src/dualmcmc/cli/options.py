@@ -256,8 +256,7 @@ class RunTask:
 
         if path is not None and self.out.resolve().is_relative_to(path.resolve()):
             raise UserError(f"the picture '{self.out}' would be among the images: choose another --out.")
-        with waiting("reading images"):
-            images = images_for(run, path, show_progress)
+        images = images_for(run, path, show_progress)
         print_notes(images.origin["notes"])
         return self.subset(run, images, count, steps)
 
@@ -269,7 +268,7 @@ class RunTask:
             count = default_count(run, len(images.store), steps)
             print_notes(reduction_note((count, len(images.store), images.what)))
         elif count is not None and count > len(images.store):
-            print_notes([f"-n {count}: there are only {len(images.store):,} {images.what}"])
+            print_notes([f"-n {count} exceeds the {len(images.store):,} {images.what}: using all of them"])
         return images.subset(count, self.seed)
 
     def finish(self, run: Run, numbers: dict[str, Any], lines: Iterable[str], **facts: Any) -> None:
@@ -282,7 +281,7 @@ class RunTask:
             if not self._as_json:
                 show("\n".join(lines))
             kept = f" '{self.out}' shows it; nothing was recorded." if self._writes_file else ""
-            raise UserError(f"the {self.name} result diverged to non-finite values.{kept} {record.REMEDY}")
+            raise UserError(f"{self.name} gave non-finite values: the chain diverged.{kept} {record.REMEDY}")
         if self._writes_file:
             facts = {"file": str(self.out), **facts}
         entry = record.entry(run, self.name, time.monotonic() - self._start, numbers, **facts)

@@ -21,7 +21,6 @@ from dualmcmc.cli.options import (
     run_command,
     show,
     split_list,
-    waiting,
 )
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import check_output
@@ -88,7 +87,7 @@ def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [def
         f"{num} chains of {r['steps']} steps: {'all finite' if r['finite'] else 'NOT FINITE'}",
         f"mean energy {r['energy_start']:.4g} at the start, {r['energy_halfway']:.4g} halfway, "
         f"{r['energy_end']:.4g} at the end",
-        *_format_mixing(r, run.config.sampling_chain.metropolis),
+        *_format_mixing(r),
         f"displacement {r['displacement_rms_halfway']:.4g} halfway, {r['displacement_rms_end']:.4g} at the end "
         "(rms per pixel)",
         f"largest pixel {r['max_abs_pixel']:.4g}, {100 * r['fraction_outside_range']:.2f} % outside [-1, 1]",
@@ -96,14 +95,16 @@ def long_chains(task: RunTask, num: Annotated[int, limit("Number of chains. [def
     task.finish(run, r, lines, samples=num)
 
 
-def _format_mixing(numbers: dict[str, Any], metropolis: bool) -> list[str]:
-    if numbers["r_hat"] is None:
-        return []
+def _format_mixing(numbers: dict[str, Any]) -> list[str]:
+    lines = []
+    if numbers["acceptance_rate"] is not None:
+        lines.append(f"{100 * numbers['acceptance_rate']:.1f} % of the proposals accepted")
     size, r_hat = numbers["effective_sample_size"], numbers["r_hat"]
-    accepted = f", {100 * numbers['acceptance_rate']:.0f} % accepted" if metropolis else ""
-    return [
-        f"second half: R-hat of the energy {r_hat:.3f} (mixed: below 1.01), effective sample size {size:.0f}{accepted}"
-    ]
+    if r_hat is not None and size is not None:
+        lines.append(
+            f"second half: R-hat of the energy {r_hat:.3f} (mixed: below 1.01), effective sample size {size:.0f}"
+        )
+    return lines
 
 
 @run_command(".png")
@@ -296,19 +297,17 @@ def outliers(
         parse_dataset(word)
     run = task.load()
     steps = module.steps_per_image(run, chosen)
-    with waiting("reading images"):
-        own = held_out_images(run, show_progress)
+    own = held_out_images(run, show_progress)
     print_notes(own.origin["notes"])
     own = task.subset(run, own, num, steps)
     others: dict[str, TaskImages] = {}
     for word in names:
-        with waiting(f"reading {word}"):
-            name, inputs = dataset_for(run, word, show_progress)
+        name, inputs = dataset_for(run, word, show_progress)
         print_notes(inputs.origin["notes"])
-        number, key = 1, name
+        copy, key = 1, name
         while key in (module.IN_DISTRIBUTION, *others):
-            number += 1
-            key = f"{name}-{number}"
+            copy += 1
+            key = f"{name}-{copy}"
         others[key] = task.subset(run, inputs, num, steps)
     stores = {name: inputs.store for name, inputs in others.items()}
     result = module.outliers(run, own.store, stores, chosen, show_progress)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,15 +68,27 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
     """(H, W, C) uint8 pixels of an encoded image; C is 1 or 3."""
     if not content:
         raise UnreadableImage("the file is empty")
-    try:
+    with _unreadable():
         image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise UnreadableImage(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS // 10**6} million")
         if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MAX_SCANS:
             raise UnreadableImage(f"a JPEG with more than {MAX_SCANS} scans")
+    return from_pil(image, spec)
+
+
+def from_pil(image: Image.Image, spec: ImageSpec) -> np.ndarray:
+    """(H, W, C) uint8 pixels of an opened image."""
+    with _unreadable():
+        if image.width * image.height > MAX_PIXELS:
+            raise UnreadableImage(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS // 10**6} million")
         with _serial if image.width * image.height > SERIAL_PIXELS else nullcontext():
-            ImageOps.exif_transpose(image, in_place=True)
-            return _apply(_to_8_bit(image), spec)
+            return _apply(_to_8_bit(ImageOps.exif_transpose(image)), spec)
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
+    """Turn whatever Pillow raises into `UnreadableImage`."""
+    try:
+        yield
     except UnidentifiedImageError:
         raise UnreadableImage("unknown image format") from None
     except Image.DecompressionBombError:
@@ -84,11 +97,6 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
         raise UnreadableImage(first_line(error)) from None
-
-
-def from_pil(image: Image.Image, spec: ImageSpec) -> np.ndarray:
-    """(H, W, C) uint8 pixels of an opened image."""
-    return _apply(_to_8_bit(image), spec)
 
 
 def convert(pixels: np.ndarray, spec: ImageSpec) -> np.ndarray:

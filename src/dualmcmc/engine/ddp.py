@@ -163,8 +163,9 @@ class DistributedWorld(World):
         if self._pending is not None:
             with self._watchdog.waiting():
                 self._complete(self._pending[0])
+        self.all_gather(None)  # with heartbeats, since rank 0 may still be writing
         self._watchdog.stop_heartbeats()
-        self.all_gather(None)
+        self.all_gather(None)  # none leaves, perhaps with the store, before all have stopped
         self._watchdog.close()
         # The threads of a group end with its last reference. One that still releases a tensor while the
         # interpreter shuts down would abort the process.

@@ -125,7 +125,7 @@ class TrainLoop:
             needed = self.signals.seconds_since_signal + self._dry_run_seconds + 2 * self._save_seconds
             dry_run = not urgent or self.world.on_main(lambda: needed < cfg.grace)
             self._save(dry_run, keep_snapshot)
-        if preview and not urgent and self.world.is_main:
+        if preview and not urgent and not self._out_of_patience() and self.world.is_main:
             self.log.image("samples", write_preview(state, self.folder), state.images)
         if save or preview:
             self._read_at = time.monotonic()  # neither counts as training time
@@ -174,7 +174,8 @@ class TrainLoop:
             path = self.folder.state_path(self.state.images)
             self.state.save(path)
             self.state.save_snapshot(self.folder.snapshot)
-            self.folder.prune_states(self.config.train.keep)
+            if dry_run:  # otherwise the state is only known to be finite: keep those before it
+                self.folder.prune_states(self.config.train.keep)
             seconds = time.monotonic() - start
             self.log.event("save", self.state.images, state=path.name, seconds=round(seconds, 3))
         self._save_seconds = time.monotonic() - save_start

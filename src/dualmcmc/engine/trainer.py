@@ -152,7 +152,10 @@ def _train(
     if init:
         reporter.message(f"starting from '{sanitize(init['file'], 500)}', trained on {init['images']:,} images")
     if not has_tensorboard():
-        reporter.message("no TensorBoard curves, only log.jsonl: pip install 'dualmcmc[trackers]' adds them")
+        reporter.message(
+            "TensorBoard is not installed, so statistics go to log.jsonl only; to add it: "
+            "pip install 'dualmcmc[trackers]'"
+        )
     for note in (*images.notes, *plan.notes):
         reporter.message(note)
     for path in damaged:

@@ -1,4 +1,4 @@
-"""Waiting for the other processes: says for whom, ends on signals, and gives up in the end.
+"""Waiting for the other processes: reports which one is awaited, stops on signals, and times out.
 
 The main thread may be waiting inside PyTorch, where Python runs no signal handlers. A thread of its own therefore
 watches it. Each process writes a heartbeat to torch.distributed's store; heartbeats are read only while waiting.
@@ -53,7 +53,6 @@ class Watchdog:
         self._lock = threading.Lock()  # of the two above
         self._store: Any = None
         self._signal: int | None = None
-        self._verdict: tuple[int, str] | None = None  # why to stop waiting: exit code and message
         self._exit_code: int | None = None
         self._no_beats, self._closed = threading.Event(), threading.Event()
         self._pipe = os.pipe()
@@ -126,9 +125,11 @@ class Watchdog:
 
     def check(self) -> None:
         """Raise if it is time to stop waiting; called by the main thread while it waits."""
-        if self._verdict is None:
+        wait = self._wait
+        verdict = wait.verdict if wait is not None else None
+        if verdict is None:
             return
-        code, text = self._verdict
+        code, text = verdict
         if code == 2:
             raise UserError(text)
         self._exit_code = code
@@ -142,7 +143,8 @@ class Watchdog:
         except SystemExit as stopped:  # a signal
             if isinstance(stopped.code, int) and stopped.code - 128 in SIGNALS:
                 self._exit_code = stopped.code
-                self._print(self._verdict[1] if self._verdict else self._stopped(wait, stopped.code - 128))
+                verdict = wait.verdict
+                self._print(verdict[1] if verdict else self._stopped(wait, stopped.code - 128))
             raise
         finally:
             self._wait = None
@@ -165,16 +167,15 @@ class Watchdog:
                     self._unanswered, self._heard = 0.0, [(beat, 0.0) for beat, _ in self._heard]
                 self._unanswered += elapsed
                 self._heard = [(beat, seconds + elapsed) for beat, seconds in self._heard]
-            if wait is not current:
-                current, self._verdict = wait, None
+            current = wait
             if wait is None:
                 continue
             wait.seconds += elapsed
-            if self._verdict is None:
+            if wait.verdict is None:
                 self._notify(wait)
-                self._verdict, judged_at = self._judge(wait), now
+                wait.verdict, judged_at = self._judge(wait), now
             elif now - judged_at > PATIENCE and wait is self._wait:  # the main thread is inside PyTorch
-                self._end(*self._verdict)
+                self._end(*wait.verdict)
 
     def _read_signal(self) -> None:
         if select.select([self._pipe[0]], [], [], TICK)[0]:
@@ -287,6 +288,7 @@ class _Wait:
         self.who = who  # while connecting; later it is known from the heartbeats
         self.seconds = 0.0
         self.notice = NOTICE  # seconds until the next message
+        self.verdict: tuple[int, str] | None = None  # why to stop waiting: exit code and message
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -16,11 +16,15 @@ MIN_DRAWS = 8  # per chain; with fewer, half a chain has no autocorrelation to s
 
 
 def effective_sample_size(values: Tensor) -> float:
-    """Number of independent draws whose mean has the variance of the mean of `values`; NaN if they are constant.
+    """Number of independent draws whose mean has the variance of the mean of `values`.
+
+    NaN if they are constant or not all finite.
 
     Autocorrelations are summed up to the first negative sum of two neighbours, and made monotone (Geyer, 1992).
     """
     chains = _split(values)
+    if not torch.isfinite(chains).all():
+        return math.nan
     draws, count = chains.shape
     covariances = _autocovariance(chains).mean(1)
     within = covariances[0] * draws / (draws - 1)
@@ -40,9 +44,12 @@ def effective_sample_size(values: Tensor) -> float:
 def r_hat(values: Tensor) -> float:
     """Rank-normalised split R-hat: near 1 if all chains sample the same distribution; above 1.01 they do not.
 
-    The larger of the values for location and, from distances to the median, for scale. NaN if they are constant.
+    The larger of the values for location and, from distances to the median, for scale. NaN if they are constant or not
+    all finite; infinite if each chain is constant, at a value of its own.
     """
     chains = _split(values)
+    if not torch.isfinite(chains).all():  # ranks would hide it
+        return math.nan
     folded = (chains - chains.median()).abs()
     return max(_basic_r_hat(_normal_scores(chains)), _basic_r_hat(_normal_scores(folded)))
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.extras import require
 
 SUBSET_SIZE, SUBSETS = 1000, 100  # of KID
@@ -21,9 +22,13 @@ BLOCK = 4096  # rows of the distance matrix computed at once
 TORCHMETRICS = ("metrics", "measuring KID or the Inception Score")  # its extra, and what it is for
 
 
-def check_torchmetrics() -> None:
-    """Raise `UserError` if KID and IS cannot be measured, before the samples are drawn."""
-    require("torchmetrics", *TORCHMETRICS)
+def missing_torchmetrics() -> str | None:
+    """Why KID and IS cannot be measured; None if they can."""
+    try:
+        require("torchmetrics", *TORCHMETRICS)
+    except UserError as error:
+        return str(error).removesuffix(".")
+    return None
 
 
 def kid(samples: Tensor, real: Tensor, seed: int = 0) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from dualmcmc.nets import parameter_counts
 from dualmcmc.report.curves import plot_log
 from dualmcmc.tasks import record
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
+from dualmcmc.tasks.inputs import choose
 from dualmcmc.tasks.reconstruct import reconstruct, steps_per_image
 from dualmcmc.tasks.run import Run, load, require_finite
 from dualmcmc.tasks.work import default_count, step_progress
@@ -108,11 +109,12 @@ def summarize(run: Run, images: data.DataSplits, progress: ProgressFactory = no_
     `tasks.work.default_count`.
     """
     store, kind = images.test_or_train()
-    test = store.first(default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)))
+    test = choose(store, default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)), run.seed).tensor()
     numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": data.describe(run.config.data, images)}
-    if test[0].numel() <= MAX_PIXELS and len(test) > 1 and kind == "held-out images":
-        steps = run.config.sampling_chain.steps
-        n = default_count(run, min(len(images.train), MAX_IMAGES), steps + 1)
+    steps = run.config.sampling_chain.steps
+    n = default_count(run, min(len(images.train), MAX_IMAGES), steps + 1)
+    values = test[0].numel()
+    if values <= MAX_PIXELS and min(len(test), n) > values and kind == "held-out images":  # else the bias dominates
         start = run.sample(n, steps=0)
         with step_progress(run, progress, "x-chain", n, max(1, steps), run.world):
             revised = require_finite(run.revise_x(start))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,6 +115,12 @@ class LongChains:
     picture: Tensor
 
 
+def _finite(diagnostic: Callable[[Tensor], float], values: Tensor) -> float | None:
+    """None with too few values, if one is not finite, and if those of a chain are constant."""
+    value = diagnostic(values) if len(values) >= MIN_DRAWS else math.nan
+    return value if math.isfinite(value) else None
+
+
 def long_chains(run: Run, n: int, steps: int, progress: ProgressFactory = no_progress) -> LongChains:
     """n x-chains of `steps` steps from generator samples: energy, its mixing, displacement, pixels outside [-1, 1].
 
@@ -130,7 +137,6 @@ def long_chains(run: Run, n: int, steps: int, progress: ProgressFactory = no_pro
     energy, displacement = (torch.stack(values).double().cpu() for values in (trace.potential, trace.displacement))
     outside = [float((~(state.abs() <= 1)).double().mean()) for state in trace.states]  # NaN counts as outside
     halfway = len(energy) // 2  # the burn-in
-    measurable = len(energy) - halfway >= MIN_DRAWS and bool(torch.isfinite(energy).all())
     numbers = {
         "chains": n,
         "steps": steps,
@@ -138,8 +144,8 @@ def long_chains(run: Run, n: int, steps: int, progress: ProgressFactory = no_pro
         "energy_start": float(energy[0].mean()),
         "energy_halfway": float(energy[halfway].mean()),
         "energy_end": float(energy[-1].mean()),
-        "effective_sample_size": effective_sample_size(energy[halfway:]) if measurable else None,
-        "r_hat": r_hat(energy[halfway:]) if measurable else None,
+        "effective_sample_size": _finite(effective_sample_size, energy[halfway:]),
+        "r_hat": _finite(r_hat, energy[halfway:]),
         "acceptance_rate": trace.acceptance_rate,
         "displacement_rms_halfway": float(displacement[halfway].square().mean().sqrt()),
         "displacement_rms_end": float(displacement[-1].square().mean().sqrt()),

@@ -1,4 +1,4 @@
-"""Images as people have them, to what the networks expect: (B, C, H, W) floats in [-1, 1].
+"""Convert user-supplied images to what the networks expect: (B, C, H, W) floats in [-1, 1].
 
 uint8 pixels are mapped from 0..255; floats must be in [-1, 1] already. Channels may be first or last, a greyscale image
 needs no channel axis, and a single image becomes a batch of one. Only PIL images are cropped, resized and converted, as
@@ -50,7 +50,10 @@ def as_images(value: Any, cfg: Data) -> Tensor:
         raise UserError(f"pixels must be uint8 (0 to 255) or floats (-1 to 1), not {str(images.dtype)[6:]}.")
     largest = float(images.detach().abs().amax()) if images.numel() else 0.0
     if MAX_VALUE < largest < math.inf:
-        raise UserError(f"floats must be in [-1, 1], these reach {largest:.4g}: convert pixels from 0 to 255 to uint8.")
+        raise UserError(
+            f"floating-point pixels must be in [-1, 1], but these reach {largest:.4g}: pass pixels from 0 to 255 as "
+            "uint8."
+        )
     return images if images.dtype == torch.float32 else images.float()
 
 

@@ -18,7 +18,7 @@ from dualmcmc import data
 from dualmcmc.data.store import SubsetStore
 from dualmcmc.metrics.fid import frechet_distance
 from dualmcmc.metrics.inception import FeatureExtractor
-from dualmcmc.metrics.quality import check_torchmetrics, inception_score, kid, precision_recall
+from dualmcmc.metrics.quality import inception_score, kid, missing_torchmetrics, precision_recall
 from dualmcmc.tasks.fid import FeatureSet, Origin, included_reference, load_features, reference_features
 from dualmcmc.tasks.inputs import check_no_image_overrides, choose
 from dualmcmc.tasks.reconstruct import compare_starts
@@ -105,12 +105,10 @@ def evaluate(
     if "is" in sample_metrics and features is not None and not features.has_classifier:
         result.skipped["is"] = NO_CLASSIFIER
         sample_metrics.remove("is")
-    for name in {"is", "kid"} & set(sample_metrics):
-        try:
-            check_torchmetrics()
-        except UserError as error:
-            result.skipped[name] = str(error).removesuffix(".")
-            sample_metrics.remove(name)
+    missing = [text for text in run.world.all_gather(missing_torchmetrics()) if text]  # all ranks measure the same
+    for name in [name for name in sample_metrics if name in ("is", "kid") and missing]:
+        result.skipped[name] = missing[0]
+        sample_metrics.remove(name)
     if sample_metrics and features is not None:
         _measure_samples(result, run, images, sample_metrics, samples, features, progress)
     reconstruction_names = [key for name in wanted for key in RECONSTRUCTION_METRICS.get(name, ())]

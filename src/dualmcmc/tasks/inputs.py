@@ -45,7 +45,7 @@ class TaskImages(NamedTuple):
 def choose(store: ImageStore, count: int | None, seed: int) -> ImageStore:
     """At most `count` images of a store, chosen by the seed; all if None."""
     if count is not None and count < 1:
-        raise UserError(f"-n must be at least 1, not {count}.")
+        raise UserError(f"the number of images must be at least 1, not {count}.")
     if count is None or count >= len(store):
         return store
     return SubsetStore(store, np.sort(np.random.default_rng(seed).permutation(len(store))[:count]))

@@ -107,7 +107,10 @@ class Run:
 
     @contextmanager
     def watch_steps(self, on_step: Callable[[int], None]) -> Iterator[None]:
-        """During the block, every step of a chain calls `on_step` with the number of its images."""
+        """During the block, every evaluation of a network in a chain calls `on_step` with the number of its images.
+
+        There is one per step, and one more per chain with an accept/reject step.
+        """
         before, self._on_step = self._on_step, on_step
         try:
             yield
@@ -201,12 +204,12 @@ class Run:
 
         (Up to the order of random numbers, if there are more than `sampling.batch` images.)
         """
-        chain = _with_steps(self.config.sampling_chain, steps)
-        state = self._images(x).to(self.device)
-        yield state
-        for _ in range(chain.steps):
-            state = self._run_x_chain(state, replace(chain, steps=1), rng or self.rng, None, observed)
-            yield state
+        chain, source = _with_steps(self.config.sampling_chain, steps), rng or self.rng
+
+        def step(state: Tensor) -> Tensor:
+            return self._run_x_chain(state, replace(chain, steps=1), source, None, observed)
+
+        return _iterate(step, self._images(x).to(self.device), chain.steps)
 
     def _run_x_chain(
         self, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
@@ -250,12 +253,13 @@ class Run:
         temperature: float | None = None,
     ) -> Iterator[Tensor]:
         """The states of the z-chain from latents z of images x, one after the other; `revise_z` returns the last."""
-        chain, images = self.z_chain_settings(steps, temperature), self._images(x)
-        state = z.to(self.device)
-        yield state
-        for _ in range(chain.steps):
-            state = self._run_z_chain(state, images, replace(chain, steps=1), rng or self.rng, None, observed)
-            yield state
+        chain, source = self.z_chain_settings(steps, temperature), rng or self.rng
+        images = self._images(x)
+
+        def step(state: Tensor) -> Tensor:
+            return self._run_z_chain(state, images, replace(chain, steps=1), source, None, observed)
+
+        return _iterate(step, self._latents(z, len(images)).to(self.device), chain.steps)
 
     def z_chain_settings(self, steps: int | None = None, temperature: float | None = None) -> Chain:
         """`teaching.z_chain` with another number of steps or temperature, if given."""
@@ -344,6 +348,14 @@ class Run:
             own = (tensor.clone() if tensor.is_inference() else tensor for tensor in inputs)
             batches = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
             return torch.cat([function(*batch) for batch in batches])
+
+
+def _iterate(step: Callable[[Tensor], Tensor], state: Tensor, steps: int) -> Iterator[Tensor]:
+    """The state, and the states after each step."""
+    yield state
+    for _ in range(steps):
+        state = step(state)
+        yield state
 
 
 def _ignore(images: int) -> None:

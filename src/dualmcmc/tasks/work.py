@@ -29,7 +29,7 @@ def reduction_note(*parts: tuple[int, int, str]) -> list[str]:
     if not reduced:
         return []
     text = ", ".join(f"{count:,} of {available:,} {what}" for count, available, what in reduced)
-    return [f"{text} on a CPU: -n {max(available for _, available, _ in reduced)} for all"]
+    return [f"using {text} on this CPU; -n {max(available for _, available, _ in reduced)} uses all"]
 
 
 def inception_steps(run: Run) -> int:

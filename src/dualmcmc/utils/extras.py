@@ -1,4 +1,4 @@
-"""Packages that a plain installation does without: imported where they are used, named in one line if missing."""
+"""Optional dependencies: imported where they are used, with a one-line error if missing."""
 
 from __future__ import annotations
 

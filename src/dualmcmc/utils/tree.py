@@ -28,7 +28,8 @@ def _show_tree(tree: Tree, printer: Any, cycle: bool) -> None:
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:
-    for name, item in _items(value):
+    for key, item in _items(value):
+        name = sanitize(str(key), MAX_TEXT)
         if _is_group(item):
             yield f"{indent}{name}:"
             yield from _lines(item, indent + "  ")
