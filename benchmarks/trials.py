@@ -41,6 +41,7 @@ from dualmcmc.config import Config
 from dualmcmc.data.store import ImageStore, SubsetStore
 from dualmcmc.engine import trainer
 from dualmcmc.engine.log import read_log
+from dualmcmc.engine.resume import with_absolute_paths
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.health.history import Entry, curve, effective_lines
 from dualmcmc.tasks.evaluate import evaluate
@@ -94,7 +95,7 @@ def load_trials(path: Path, out: Path) -> list[Trial]:
             )
         try:
             shared, own = _split(content.get("settings")), _split(changes)
-            config = trainer.with_absolute_paths(config_io.load_config(target, [*shared, *own]))
+            config = with_absolute_paths(config_io.load_config(target, [*shared, *own]))
         except (UserError, ValueError) as error:
             raise UserError(f"'{path}', trial {name}: {error}") from None
         result.append(Trial(name, " ".join(own), config, out / name))

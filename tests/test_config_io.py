@@ -15,7 +15,7 @@ from dualmcmc.utils.errors import UserError
 EXPECTED = {
     "digits", "mnist", "fashion-mnist", "cifar10-simple", "cifar10-simple-authors", "cifar10-resnet",
     "cifar10-resnet-128", "cifar10-resnet-256", "cifar10-resnet-1024", "celeba64", "celebahq256", "church64",
-    "laptop32",
+    "laptop32", "vectors",
 }  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_override_changes_one_setting_of_a_group():
         ("train.batch=0", "train.batch must be at least 1"),
         ("train.batch=null", "train.batch must be an integer"),
         ("ema.energy=1", "ema.energy must be true or false"),
-        ("nets.kind=resent", "nets.kind must be simple, resnet or style"),
+        ("nets.kind=resent", "nets.kind must be simple, resnet, style or custom"),
         ("optim.energy.lr=nan", "optim.energy.lr must be a number"),
         ("optim.energy.lr=-1", "optim.energy.lr must be greater than 0"),
         ("optim.energy.betas=[0.5]", "a list of 2 numbers"),

@@ -24,7 +24,21 @@ def test_quick_start(finished_run):
     assert names["e"].shape == (16,)
 
 
-def test_own_modules():
+def test_own_networks(tmp_path):
+    shorter = {"data=points)  # res": "data=points, max_images=2500)  # res", "runs/mine": tmp_path / "mine"}
+    names = run_example("README.md", "own networks", **shorter)
+    assert names["samples"].shape == (64, 2)
+    assert names["run"].images == 2500
+
+
+def test_own_networks_guide(tmp_path):
+    shorter = {"max_images=500_000": "max_images=1000", "data=points)  # an": "data=points, max_images=2000)  # an"}
+    names = run_example("docs/guide/own-networks.md", "own networks", **shorter, **{"runs/mine": tmp_path / "mine"})
+    assert names["run"].images == 2000
+    assert names["numbers"].reconstruction["inference"]["mse"] > 0
+
+
+def test_own_loop():
     names = run_example("docs/reference/python.md", "example")
     assert names["samples"].shape == (64, 2)
     assert torch.isfinite(names["samples"]).all()

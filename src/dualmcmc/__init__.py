@@ -40,6 +40,7 @@ _MODULES = {
     "load_features": "dualmcmc.tasks.fid",
     "Run": "dualmcmc.tasks.run",
     "load": "dualmcmc.tasks.run",
+    "write_report": "dualmcmc.report.page",
     "load_config": "dualmcmc.config_io",
     "Diverged": "dualmcmc.utils.errors",
     "UserError": "dualmcmc.utils.errors",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from dualmcmc.methods import Losses, Optimizers
     from dualmcmc.methods.dual_mcmc import dual_mcmc, step
     from dualmcmc.nets import Gaussian, Trio
+    from dualmcmc.report.page import write_report
     from dualmcmc.tasks.evaluate import evaluate
     from dualmcmc.tasks.fid import load_features
     from dualmcmc.tasks.inpaint import inpaint
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Chain", "Config", "Diverged", "Gaussian", "Losses", "Optimizers", "Run", "Teaching", "Trace", "Trio",
     "UserError", "dual_mcmc", "evaluate", "inpaint", "interpolate", "load", "load_config", "load_features", "outliers",
-    "revise_x", "revise_z", "step", "train",
+    "revise_x", "revise_z", "step", "train", "write_report",
 ]  # fmt: skip
 
 

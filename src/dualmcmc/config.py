@@ -18,7 +18,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from dualmcmc.utils.errors import UserError, format_value
-from dualmcmc.utils.geometry import downsampling_stages
+from dualmcmc.utils.geometry import MAX_SIZE, downsampling_stages
 from dualmcmc.utils.tree import Tree
 
 
@@ -38,8 +38,9 @@ RAMP_STEPS = 10  # of energy_augment_ramp
 CHAIN_CHANGES = ("steps", "step_size", "temperature", "metropolis")  # of the x-chain, in `sampling`
 
 DatasetName = Literal[
-    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church", "folder"
-]
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "celeba", "celebahq256", "lsun-church",
+    "folder", "custom",
+]  # fmt: skip
 Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 
@@ -79,10 +80,19 @@ def _fits(value: Any, kind: Any) -> bool:
     if typing.get_origin(kind) is Literal:
         return any(value == option and type(value) is type(option) for option in options)
     if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and len(value) == len(options) and all(map(_fits, value, options))
+        kinds = tuple_kinds(kind, value)
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def tuple_kinds(kind: Any, value: Any) -> tuple[Any, ...]:
+    """The types of the items of a tuple: tuple[float, float], or tuple[int, ...] with as many as `value` has."""
+    options = typing.get_args(kind)
+    if Ellipsis not in options:
+        return options
+    return options[:1] * (len(value) if isinstance(value, (tuple, list)) else 0)
 
 
 def _plain_number(value: Any, kind: Any) -> Any:
@@ -91,7 +101,7 @@ def _plain_number(value: Any, kind: Any) -> Any:
     if isinstance(kind, types.UnionType):
         return None if value is None else _plain_number(value, options[0])
     if typing.get_origin(kind) is tuple:
-        return tuple(map(_plain_number, value, options))
+        return tuple(map(_plain_number, value, tuple_kinds(kind, value)))
     return kind(value) if kind in (int, float) else value
 
 
@@ -103,7 +113,7 @@ def _describe(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, options))
     if typing.get_origin(kind) is tuple:
-        return f"a tuple of {len(options)} numbers"
+        return "a tuple of integers" if Ellipsis in options else f"a tuple of {len(options)} numbers"
     words = {int: "an integer", float: "a number", bool: "True or False", str: "text"}
     return words.get(kind, f"a {kind.__name__}")
 
@@ -135,7 +145,10 @@ def _beyond_limits(value: Any, metadata: Mapping[str, Any]) -> str:
 class Data(Settings):
     """Training images."""
 
-    source: DatasetName = setting("digits", "named dataset ('dualmcmc data list'), or folder: your images at data.path")
+    source: DatasetName = setting(
+        "digits",
+        "named dataset ('dualmcmc data list'); folder: your images at data.path; custom: given to train() in Python",
+    )
     path: str | None = setting(
         None, "folder, zip, tar, LMDB, parquet, npz or packed file; null: the named dataset in the cache folder"
     )
@@ -144,8 +157,11 @@ class Data(Settings):
     )
     split: str = setting("train", "split to train on, or several joined by +, such as train+extra")
     holdout: float = setting(0.0, "fraction of images held out if there is no test split", ge=0, lt=1)
-    size: int = setting(32, "image side in pixels: 4, 5, 6 or 7 times a power of two", ge=8, le=1024)
+    size: int = setting(32, "image side in pixels: 4, 5, 6 or 7 times a power of two", ge=8, le=MAX_SIZE)
     channels: Literal[1, 3] = setting(3, "1 (greyscale) or 3 (RGB)")
+    shape: tuple[int, ...] | None = setting(
+        None, "custom: shape of a sample that is not an image of channels x size x size; set by train()", ge=1, le=10**9
+    )
     crop: Crop = setting(
         "center", "center: largest central square; none: squeeze the whole image; celebaN: N pixels of CelebA's 178x218"
     )
@@ -167,16 +183,43 @@ class Data(Settings):
             )
         if self.test_path and self.holdout:
             raise UserError("data.test_path and data.holdout are both set: choose one.")
+        if self.shape is not None and (self.source != "custom" or not self.shape):
+            raise UserError("data.shape is for data.source=custom, and must not be empty.")
+        if self.flip and not self.is_image:
+            raise UserError("data.flip=true is for images.")
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a training sample: (C, H, W) of an image."""
+        return self.shape or (self.channels, self.size, self.size)
+
+    @property
+    def noun(self) -> str:
+        """What the samples are called."""
+        return "images" if self.is_image else "samples"
+
+    @property
+    def is_image(self) -> bool:
+        """Whether samples are images, with pixels in [-1, 1]."""
+        return is_image_shape(self.sample_shape)
+
+
+def is_image_shape(shape: tuple[int, ...]) -> bool:
+    """Whether this is the shape of an image, (C, H, W) with 1 or 3 channels."""
+    return len(shape) == 3 and shape[0] in (1, 3)
 
 
 @dataclass(frozen=True)
 class Nets(Settings):
     """The three networks."""
 
-    kind: Literal["simple", "resnet", "style"] = setting(
+    kind: Literal["simple", "resnet", "style", "custom"] = setting(
         "simple",
         "simple: plain convolutions; resnet: residual E and G, as in the paper's main results; style: G as in "
-        "StyleGAN2, E plain (not in the paper)",
+        "StyleGAN2, E plain (not in the paper); custom: your own, the other settings of nets do not apply",
+    )
+    classes: str | None = setting(
+        None, "custom: the classes of the networks, as a note; nothing is imported because of it"
     )
     energy_width: int = setting(64, "channels of E: first layer (simple, style), or nef (resnet)", ge=1, le=16384)
     energy_depth: int = setting(
@@ -416,10 +459,15 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.teaching.energy_consistency > 0 and self.teaching.energy_shift >= self.data.size:
-            raise UserError(
-                f"teaching.energy_shift={self.teaching.energy_shift} must be smaller than data.size={self.data.size}."
-            )
+        teaching, data = self.teaching, self.data
+        is_image, shape = data.is_image, data.sample_shape
+        if teaching.energy_augment > 0 and not (is_image and shape[1] == shape[2]):
+            raise UserError("teaching.energy_augment is for square images.")
+        if teaching.energy_consistency > 0 and not is_image:
+            raise UserError("teaching.energy_consistency is for images.")
+        if teaching.energy_consistency > 0 and teaching.energy_shift >= min(shape[1:]):
+            what = f"data.size={data.size}" if data.shape is None else f"the sides of the images, {shape[1:]}"
+            raise UserError(f"teaching.energy_shift={teaching.energy_shift} must be smaller than {what}.")
 
     @property
     def sampling_chain(self) -> Chain:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from dualmcmc.config import Config, InvalidSetting
+from dualmcmc.config import Config, InvalidSetting, tuple_kinds
 from dualmcmc.utils import safe_yaml
 from dualmcmc.utils.errors import UserError, first_line, format_value, nearest, sanitize
 
@@ -125,9 +125,10 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
         *others, last = map(str, options)
         raise UserError(f"{where}: {path} must be {', '.join(others)} or {last}, not {format_value(value)}.{hint}")
     if origin is tuple:
-        if isinstance(value, (list, tuple)) and len(value) == len(options):
-            return tuple(_convert(k, v, path, where) for k, v in zip(options, value, strict=True))
-        expected = f"a list of {len(options)} numbers"
+        kinds = tuple_kinds(kind, value)
+        if isinstance(value, (list, tuple)) and len(value) == len(kinds):
+            return tuple(_convert(k, v, path, where) for k, v in zip(kinds, value, strict=True))
+        expected = "a list of integers" if Ellipsis in options else f"a list of {len(options)} numbers"
     elif kind is bool:
         if isinstance(value, bool):
             return value

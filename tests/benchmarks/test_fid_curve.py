@@ -7,8 +7,9 @@ import torch
 
 import dualmcmc
 import fid_curve
+from dualmcmc.engine.resume import resumed_config
 from dualmcmc.engine.run_folder import RunFolder
-from dualmcmc.engine.trainer import resumed_config, train
+from dualmcmc.engine.trainer import train
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks import fid
 from dualmcmc.tasks.evaluate import evaluate

@@ -16,6 +16,7 @@ from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks.evaluate import evaluate
 from dualmcmc.tasks.outliers import outliers
 from dualmcmc.utils.errors import Diverged
+from dualmcmc.utils.progress import Reporter
 from tests.conftest import assert_refused
 from tests.networks import Tiny
 
@@ -75,7 +76,7 @@ def test_quality_is_that_of_the_run(file, run_script, monkeypatch, tmp_path):
 
 def test_cut_off_trial_is_continued(file, run_script, tmp_path):
     trial, _ = trials.load_trials(file, tmp_path / "out")
-    trials.trainer.train(trial.config, trial.root, "cpu", max_images=64)
+    trials.trainer.train(trial.config, trial.root, "cpu", max_images=64, reporter=Reporter())
     words = ("trials.py", file, "--out", tmp_path / "out", "--only", "same", "-n", 0, "--device", "cpu", "--json")
     (row,) = json.loads(run_script(*words).out)["trials"]
     assert row["iterations"] == 8
@@ -158,7 +159,7 @@ def test_bad_input(file, run_script, tmp_path):
 @pytest.mark.parametrize("change", ["teaching.x_chain.step_size=0.002", "data.source=folder data.path=other"])
 def test_other_settings_are_refused(change, file, run_script, tmp_path):
     trial, _ = trials.load_trials(file, tmp_path / "out")
-    trials.trainer.train(trial.config, trial.root, "cpu", max_images=16)
+    trials.trainer.train(trial.config, trial.root, "cpu", max_images=16, reporter=Reporter())
     write(file, f"  same: {change}\n")
     assert_refused(run_script("trials.py", file, "--out", tmp_path / "out"), "trained with other settings", "rename")
 

@@ -34,7 +34,7 @@ def test_list(call, cache):
     assert rows["mnist"]["status"] == "official files"
     assert rows["cifar10"]["status"] == "missing"
     assert rows["cifar10"]["sources"] == ["official", "npm"]
-    assert set(rows) | {"folder"} == set(typing.get_args(DatasetName))  # every source that a config can name
+    assert set(rows) | {"folder", "custom"} == set(typing.get_args(DatasetName))  # every source that a config can name
 
 
 def test_cache_option(call, tmp_path):

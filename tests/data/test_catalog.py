@@ -9,7 +9,7 @@ from dualmcmc.data.images import ImageSpec
 
 
 def test_names_are_those_of_the_config():
-    assert {*CATALOG, "folder"} == set(typing.get_args(DatasetName))
+    assert {*CATALOG, "folder", "custom"} == set(typing.get_args(DatasetName))
 
 
 def test_digits_are_scikit_learns(tmp_path):

@@ -9,18 +9,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 import dualmcmc
 from dualmcmc import data
 from dualmcmc.data.store import MemoryStore
 from dualmcmc.engine import watchdog
 from dualmcmc.engine.ddp import init_distributed
 from dualmcmc.engine.distributed import World
-from dualmcmc.engine.trainer import resumed_config, train
+from dualmcmc.engine.resume import resumed_config
+from dualmcmc.engine.trainer import train
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks.evaluate import evaluate
 from dualmcmc.tasks.sample import sample
 from dualmcmc.utils.errors import UserError
 from tests.conftest import tiny
+from tests.custom import plane_config, plane_networks, points
 from tests.networks import Tiny
 from tests.processes import command
 
@@ -38,6 +42,10 @@ def work(out: Path, world: World) -> None:
     """Train every kind of run; sample from one, and evaluate it."""
     for name, overrides in RUNS.items():
         train(tiny(*SHORT, *overrides), out / name, "cpu", world=world)
+    torch.manual_seed(world.rank)  # rank 0's weights are used
+    networks = plane_networks()
+    config = plane_config(*SHORT, "data.flip=false")
+    train(config, out / "custom", "cpu", networks=networks, data=points(40), world=world)
     run = dualmcmc.load(out / "simple", "cpu", overrides=["sampling.batch=7"], world=world)
     sample(run, 40, out / "samples.npz")
     own = data.load(run.config.data)

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from dualmcmc.engine import ddp, distributed
 from dualmcmc.engine.distributed import SINGLE_PROCESS
 from dualmcmc.engine.log import read_log
+from dualmcmc.engine.resume import resumed_config
 from dualmcmc.engine.run_folder import RunFolder
-from dualmcmc.engine.trainer import resumed_config, train
+from dualmcmc.engine.trainer import train
 from dualmcmc.engine.watchdog import Watchdog
 from dualmcmc.utils.errors import UserError
 from tests.conftest import LONG, TINY
@@ -67,7 +68,7 @@ def assert_close(ours, expected, skip=None):
             torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize("run", ["simple", "second", "synced"])
+@pytest.mark.parametrize("run", ["simple", "second", "synced", "custom"])
 @pytest.mark.parametrize("count", COUNTS)
 def test_number_of_processes_does_not_change_the_run(done, run, count):
     one, several = curve(done[1] / run), curve(done[count] / run)

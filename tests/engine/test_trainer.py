@@ -11,14 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 import dualmcmc
-from dualmcmc import config_io, data, langevin, rng
+from dualmcmc import config_io, langevin, rng
 from dualmcmc.data import pack
-from dualmcmc.engine import checkpoint, guard, loop
+from dualmcmc.engine import checkpoint, guard, loop, trainer
 from dualmcmc.engine.log import read_log
+from dualmcmc.engine.resume import resumed_config
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
 from dualmcmc.engine.step import TrainStep
-from dualmcmc.engine.trainer import resumed_config, train
+from dualmcmc.engine.trainer import train
 from dualmcmc.utils.errors import Diverged, UserError
 from dualmcmc.utils.files import digest
 from dualmcmc.utils.progress import Reporter
@@ -356,13 +357,13 @@ def test_second_run_in_the_same_folder_is_refused(tmp_path):
 
 def test_of_two_new_runs_the_slower_one_is_refused(tmp_path, finished_run, monkeypatch):
     """Another run starts in the folder, and ends, while this one loads its images."""
-    out, load = tmp_path / "run", data.load
+    out, load = tmp_path / "run", trainer.load_data
 
     def slow(*arguments):
         shutil.copytree(finished_run, out)
         return load(*arguments)
 
-    monkeypatch.setattr(data, "load", slow)
+    monkeypatch.setattr(trainer, "load_data", slow)
     with pytest.raises(UserError, match="already contains a run"):
         train(tiny("seed=1"), out, CPU)
 

@@ -20,9 +20,10 @@ from safetensors.torch import load_file, save_file
 from dualmcmc import config_io
 from dualmcmc.engine import checkpoint, loop
 from dualmcmc.engine.log import read_log
+from dualmcmc.engine.resume import resumed_config
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.step import TrainStep
-from dualmcmc.engine.trainer import resumed_config, train
+from dualmcmc.engine.trainer import train
 from dualmcmc.utils.errors import Damaged
 from dualmcmc.utils.progress import Reporter
 from tests.conftest import LONG, TINY, assert_refused, tiny

@@ -8,7 +8,6 @@ import torch
 import dualmcmc
 from dualmcmc import data
 from dualmcmc.engine import checkpoint
-from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.report.page import results_section, summarize, write_report
 
 
@@ -30,7 +29,7 @@ class Page(HTMLParser):
 
 
 def test_page_is_self_contained(finished_run, tmp_path):
-    path, numbers = write_report(RunFolder(finished_run), "cpu", tmp_path / "report.html")
+    path, numbers = write_report(finished_run, "cpu", tmp_path / "report.html")
     assert path == tmp_path / "report.html"
     page = Page(path.read_text())
     assert page.headings == [
@@ -50,7 +49,7 @@ def test_run_without_its_data(finished_run, tmp_path):
     tensors, info, _ = checkpoint.load(run / "snapshot.safetensors")
     info["config"]["data"] |= {"source": "folder", "path": "gone.zip"}
     checkpoint.save(run / "snapshot.safetensors", tensors, info)
-    path, numbers = write_report(RunFolder(run), "cpu")
+    path, numbers = write_report(run, "cpu")
     assert path == run / "report.html"
     assert "gone.zip" in numbers["measured_on"]
     assert (numbers["data"]["source"], numbers["data"]["images"]) == ("digits", 1438)  # from the log

@@ -30,7 +30,6 @@ from dualmcmc.data.formats.cifar import read_cifar10
 from dualmcmc.data.formats.idx import read as read_mnist
 from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
 from dualmcmc.engine import checkpoint
-from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.report.page import write_report
 from dualmcmc.utils.errors import UserError, format_value, sanitize
 from tests.conftest import assert_refused
@@ -517,7 +516,7 @@ def no_curves(monkeypatch):
 @pytest.mark.usefixtures("no_curves")
 def test_report_contains_no_script(run_folder):
     hostile(run_folder, [BAD])
-    path, _ = write_report(RunFolder(run_folder), "cpu")
+    path, _ = write_report(run_folder, "cpu")
     text = path.read_text()
     page = Page(text)
     assert page.elements == {
@@ -544,14 +543,14 @@ ODD = [None, True, -1, 10**400, float("inf"), float("nan"), "\ud800", [], {}, [[
 
 def test_report_of_odd_values(run_folder):
     hostile(run_folder, ODD)
-    path, _ = write_report(RunFolder(run_folder), "cpu")
+    path, _ = write_report(run_folder, "cpu")
     assert "script" not in Page(path.read_text()).elements
 
 
 @pytest.mark.usefixtures("no_curves")
 def test_report_of_a_huge_number(run_folder):
     hostile(run_folder, ODD[:4])  # the last entry of the log has a section of its own
-    path, _ = write_report(RunFolder(run_folder), "cpu")
+    path, _ = write_report(run_folder, "cpu")
     assert "script" not in Page(path.read_text()).elements
 
 

@@ -8,7 +8,7 @@ import dualmcmc
 from dualmcmc.data.store import MemoryStore
 from dualmcmc.metrics.pixels import psnr, ssim
 from dualmcmc.tasks.inputs import images_for
-from dualmcmc.tasks.reconstruct import ImageSimilarity, compare_starts, reconstruct, save_picture
+from dualmcmc.tasks.reconstruct import Similarity, compare_starts, reconstruct, save_picture
 from dualmcmc.utils.images import from_uint8, to_uint8
 
 
@@ -55,12 +55,12 @@ def test_first_images_are_kept_for_any_batch_size(run):
 
 def test_similarity_is_a_mean_over_images():
     x, y = torch.rand(2, 9, 1, 8, 8) * 2 - 1
-    parts, whole = ImageSimilarity(), ImageSimilarity()
+    parts, whole = Similarity(), Similarity()
     whole.add(x, y)
     parts.add(x[:1], y[:1])
     parts.add(x[1:], y[1:])
     assert parts.numbers() == pytest.approx(whole.numbers())
-    outside = ImageSimilarity()
+    outside = Similarity()
     outside.add(torch.ones(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.7))  # clamped, as in a picture
     assert outside.numbers()["mse"] == 0
     for name in ("psnr_db", "psnr_of_mean_mse_db"):

@@ -342,7 +342,7 @@ def test_chain_with_an_accept_reject_step_as_iterator(finished_run):
 
 
 def test_repr(run):
-    assert repr(run) == "Run(digits: 1x8x8 images, 0.0 M parameters, trained on 128 images, on cpu)"
+    assert repr(run) == "Run(digits: 1x8x8 images, 5.8k parameters, trained on 128 images, on cpu)"
 
 
 def test_latents_of_another_shape_are_refused(run):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import dualmcmc
+from dualmcmc.config import Data
 from dualmcmc.data.store import MemoryStore
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks import chains
@@ -58,7 +59,7 @@ def test_progress_adds_up_and_advances_within_a_batch(finished_run, tmp_path, ta
 
 
 def fake_run(device, size):
-    return SimpleNamespace(device=torch.device(device), config=SimpleNamespace(data=SimpleNamespace(size=size)))
+    return SimpleNamespace(device=torch.device(device), config=SimpleNamespace(data=Data(size=size, channels=1)))
 
 
 def test_default_count():
@@ -67,7 +68,7 @@ def test_default_count():
     count = default_count(fake_run("cpu", 32), 10_000, 66)
     assert count * 66 * 32**2 <= CPU_WORK < (count + 1) * 66 * 32**2
     assert default_count(fake_run("cpu", 32), 5, 66) == 5
-    assert default_count(fake_run("cpu", 4096), 10_000, 66) == 2
+    assert default_count(fake_run("cpu", 1024), 10_000, 66) == 2
 
 
 def test_reduction_note():

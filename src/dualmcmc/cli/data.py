@@ -18,7 +18,7 @@ from dualmcmc.utils.files import CACHE_VARIABLE, cache_folder, check_output, exp
 
 CROP_NAMES: tuple[str, ...] = typing.get_args(CropName)
 RESIZE_NAMES: tuple[str, ...] = typing.get_args(Resize)
-DATASET_NAMES = tuple(name for name in typing.get_args(DatasetName) if name != "folder")
+DATASET_NAMES = tuple(name for name in typing.get_args(DatasetName) if name not in ("folder", "custom"))
 INCEPTION = "inception"  # not a dataset, but fetched like one
 CHOICES = {"--crop": CROP_NAMES, "--resize": RESIZE_NAMES}
 

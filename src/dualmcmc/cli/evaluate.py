@@ -10,6 +10,7 @@ import typer
 
 from dualmcmc import config_io
 from dualmcmc.cli.data import Crop, SkipBad, check_choice
+from dualmcmc.cli.networks import Networks, import_networks
 from dualmcmc.cli.options import (
     Device,
     Ema,
@@ -79,7 +80,6 @@ def evaluate(
       dualmcmc evaluate runs/c10 --metrics fid,kid -n 10000
       torchrun --nproc_per_node=8 -m dualmcmc evaluate runs/c10
     """
-    from dualmcmc import data
     from dualmcmc.tasks import evaluate as module
     from dualmcmc.tasks.fid import load_features, small_sample_notes
 
@@ -105,7 +105,7 @@ def evaluate(
         images = None
         if module.needs_images(run, wanted, features):
             with world.fail_together():
-                images = data.load(run.trained_data, progress_of(world))
+                images = run.load_data(progress_of(world))
         samples, reconstructions, notes = _amounts(run, wanted, num, images)
         if world.is_main:
             print_notes(notes)
@@ -294,6 +294,7 @@ def report(
     ] = None,
     seed: Seed = 0,
     ema: Ema = True,
+    networks: Networks = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -311,7 +312,7 @@ def report(
     folder = RunFolder(expand_user(target))
     folder.require_run()
     check_output(folder.report if out is None else out, ".html")
-    path, numbers = write_report(folder, device, out, ema, seed, show_progress)
+    path, numbers = write_report(folder.root, device, out, ema, seed, show_progress, networks=import_networks(networks))
     if as_json:
         print_json({"file": str(path), "seed": seed, "ema": ema, **numbers})
         return

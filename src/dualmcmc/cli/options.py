@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 import typer
 
 from dualmcmc import config_io
+from dualmcmc.cli.networks import Networks, import_networks
 from dualmcmc.config import Config
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World, env_rank, is_launched
 from dualmcmc.pretrained import output_folder, pretrained_file
@@ -210,7 +211,9 @@ class RunTask:
         ema: bool,
         device: str,
         as_json: bool,
+        networks: str | None = None,
     ) -> None:
+        self._networks = networks
         self.name, self.overrides, self.seed = name, overrides, seed
         self._target, self._ema, self._device, self._as_json = expand_user(target), ema, device, as_json
         self._start = time.monotonic()
@@ -226,7 +229,9 @@ class RunTask:
         from dualmcmc.utils.device import set_num_threads
 
         with waiting("loading the networks"):
-            run = load(self._target, self._device, self._ema, self.seed, [*defaults, *self.overrides], world)
+            networks = import_networks(self._networks)
+            overrides = [*defaults, *self.overrides]
+            run = load(self._target, self._device, self._ema, self.seed, overrides, world, networks=networks)
         set_num_threads(run.config.engine.threads)
         return run
 
@@ -340,6 +345,7 @@ def run_command(*suffixes: str) -> Callable[[Callable[..., None]], Callable[...,
             seed: Seed = 0,
             batch: Batch = None,
             ema: Ema = True,
+            networks: Networks = None,
             device: Device = "auto",
             as_json: Json = False,
             **options: Any,
@@ -349,7 +355,7 @@ def run_command(*suffixes: str) -> Callable[[Callable[..., None]], Callable[...,
                 if not takes_images and change.startswith(("data.crop=", "data.resize=", "data.skip_bad=")):
                     raise UserError(f"'{sanitize(change)}' does not apply to {name}: it reads no other images.")
             import_torch()
-            task = RunTask(name, target, changes, out, suffixes, seed, ema, device, as_json)
+            task = RunTask(name, target, changes, out, suffixes, seed, ema, device, as_json, networks)
             try:
                 function(task, **options)
             except BaseException:
@@ -357,7 +363,10 @@ def run_command(*suffixes: str) -> Callable[[Callable[..., None]], Callable[...,
                 raise
 
         frame = inspect.signature(command, eval_str=True, locals={**locals()}).parameters
-        common = [frame[key] for key in (*(["out"] if suffixes else []), "seed", "batch", "ema", "device", "as_json")]
+        common = [
+            frame[key]
+            for key in (*(["out"] if suffixes else []), "seed", "batch", "ema", "networks", "device", "as_json")
+        ]
         keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *common)]
         parameters = [frame["target"], frame["overrides"], *keyword_only]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dualmcmc.cli.networks import Networks, import_networks
 from dualmcmc.cli.options import (
     DEFAULT_NUM,
     Images,
@@ -337,6 +338,7 @@ def export(
     target: RunTarget,
     out: Annotated[Path, typer.Option(help="FILE.safetensors.", show_default=False)],
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    networks: Networks = None,
     as_json: Json = False,
 ) -> None:
     """Write a run's networks into one small file.
@@ -351,7 +353,7 @@ def export(
     check_output(out, ".safetensors")
     if out.exists():
         raise UserError(f"'{out}' already exists: choose another --out.")
-    numbers = load(target, "cpu").export(out, dtype)
+    numbers = load(target, "cpu", networks=import_networks(networks)).export(out, dtype)
     if as_json:
         print_json({"file": str(out), **numbers})
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dualmcmc import config_io
+from dualmcmc.cli.networks import Networks, import_networks
 from dualmcmc.cli.options import (
     MAX_SEED,
     Device,
@@ -63,6 +64,7 @@ def train(
             "--seed", help="Seed of all random numbers; the same as seed=N.", low=0, high=MAX_SEED, show_default=False
         ),
     ] = None,
+    networks: Networks = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -98,7 +100,7 @@ def train(
                 raise UserError(f"{option} must be greater than 0, not {value}.")
         if not resume:
             return config_io.load_config(name, changes)
-        from dualmcmc.engine.trainer import resumed_config
+        from dualmcmc.engine.resume import resumed_config
 
         return resumed_config(folder, changes, preset)
 
@@ -109,7 +111,19 @@ def train(
         from dualmcmc.engine import trainer
         from dualmcmc.utils.progress import make_reporter
 
-        result = trainer.train(config, folder, device, resume, max_images, max_minutes, make_reporter(), world)
+        with world.fail_together():
+            custom = import_networks(networks)
+        result = trainer.train(
+            config,
+            folder,
+            device,
+            resume,
+            max_images,
+            max_minutes,
+            networks=custom,
+            reporter=make_reporter(),
+            world=world,
+        )
     try:
         if world.is_main:
             _print_result(result, folder, as_json)

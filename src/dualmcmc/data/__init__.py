@@ -33,6 +33,8 @@ class DataSplits(NamedTuple):
 
 def load(cfg: Data, progress: ProgressFactory = no_progress) -> DataSplits:
     """The images of a config."""
+    if cfg.source == "custom":
+        raise UserError("the run's data were passed in Python: pass them again as data=..., or use other images.")
     spec, path = ImageSpec.from_config(cfg), None if cfg.path is None else expand_user(cfg.path)
     names = cfg.split.split("+")
     if "" in names or len(set(names)) < len(names):
@@ -53,7 +55,7 @@ def load(cfg: Data, progress: ProgressFactory = no_progress) -> DataSplits:
     elif cfg.holdout > 0:
         if test is not None:
             raise UserError(f"data.holdout={cfg.holdout:g}, but {cfg.source} has a test split: use data.holdout=0.")
-        train, test = _hold_out(train, cfg.holdout)
+        train, test = hold_out(train, cfg.holdout)
     return DataSplits(train, test, tuple(notes))
 
 
@@ -85,6 +87,8 @@ def describe(cfg: Data, images: DataSplits) -> dict[str, Any]:
 
 def describe_settings(cfg: Data) -> dict[str, Any]:
     """The same as far as it is known without the images."""
+    if cfg.shape is not None:
+        return {"source": cfg.source, "holdout": cfg.holdout, "shape": list(cfg.shape)}
     settings = ("source", "split", "holdout", "size", "channels", "crop", "resize", "flip")
     return {name: getattr(cfg, name) for name in settings}
 
@@ -99,7 +103,8 @@ def shorten(checksum: str) -> str:
     return checksum[:16]
 
 
-def _hold_out(images: ImageStore, fraction: float) -> tuple[ImageStore, ImageStore]:
+def hold_out(images: ImageStore, fraction: float) -> tuple[ImageStore, ImageStore]:
+    """Two stores: without this fraction of the images, chosen at random, and these alone."""
     count = round(fraction * len(images))
     if not 0 < count < len(images):
         raise UserError(f"data.holdout={fraction:g} of {len(images)} images leaves no training or no test images.")

@@ -58,7 +58,7 @@ class BatchLoader:
         self._stream = None if self.resident else _Stream(store, self._order, self.local_batch, batch, device, workers)
 
     def get(self, start: int) -> Tensor:
-        """(local_batch, C, H, W) uint8 on the device: this process's part of the batch that begins at image `start`."""
+        """(local_batch, C, H, W) on the device: this process's part of the batch that begins at image `start`."""
         return self.gather(*self.select(start))
 
     def select(self, start: int) -> tuple[Tensor, ...]:
@@ -82,7 +82,7 @@ def _copy_to(device: torch.device, store: ImageStore) -> Tensor:
     """All images on the device, copied in chunks to bound host memory."""
     if device.type == "cpu":
         return store.tensor()
-    pixels = torch.empty(store.shape, dtype=torch.uint8, device=device)
+    pixels = torch.empty(store.shape, dtype=store.dtype, device=device)
     for part in torch.arange(len(store)).split(CHUNK):
         pixels[part[0] : part[-1] + 1] = store.take(part).to(device)
     return pixels
@@ -98,7 +98,7 @@ class _Stream:
         pinned = device.type == "cuda"
         shape = (local_batch, *store.shape[1:])
         count = workers + 2
-        self._buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+        self._buffers = [torch.empty(shape, dtype=store.dtype, pin_memory=pinned) for _ in range(count)]
         self._copied = [torch.cuda.Event() if pinned else None for _ in range(count)]
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
         self._waiting: deque[tuple[int, int, Future[None]]] = deque()  # begin, buffer, read task

@@ -1,8 +1,9 @@
-"""Image stores: random access to uint8 images in memory, in a packed file, or in parts of either."""
+"""Image stores: random access to training samples in memory, in a packed file, or in parts of either."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,9 +14,10 @@ from torch import Tensor
 
 
 class ImageStore(ABC):
-    """N uint8 images of one shape, readable in any order and from several threads."""
+    """N samples of one shape, readable in any order and from several threads: uint8 images, or floats of any shape."""
 
-    shape: tuple[int, int, int, int]  # N, C, H, W
+    shape: tuple[int, ...]  # N, C, H, W of images
+    dtype: torch.dtype = torch.uint8  # or torch.float32
 
     @property
     @abstractmethod
@@ -24,7 +26,7 @@ class ImageStore(ABC):
 
     @abstractmethod
     def read(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the images at `indices` into `out`, (len(indices), C, H, W) uint8."""
+        """Read the images at `indices` into `out`, (len(indices), C, H, W), an array of the store's type."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -32,16 +34,16 @@ class ImageStore(ABC):
     @property
     def nbytes(self) -> int:
         """Size of all images in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def take(self, indices: np.ndarray | Tensor | Sequence[int]) -> Tensor:
-        """The images at `indices`, (len(indices), C, H, W) uint8."""
+        """The images at `indices`, (len(indices), C, H, W)."""
         wanted = np.asarray(indices, dtype=np.int64)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"indices {wanted.min()} to {wanted.max()} are out of range for {len(self)} images")
-        out = np.empty((len(wanted), *self.shape[1:]), np.uint8)
-        self.read(wanted, out)
-        return torch.from_numpy(out)
+        out = torch.empty((len(wanted), *self.shape[1:]), dtype=self.dtype)
+        self.read(wanted, out.numpy())
+        return out
 
     def first(self, count: int) -> Tensor:
         """The first `count` images, or all if there are fewer."""
@@ -57,8 +59,7 @@ class MemoryStore(ImageStore):
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels.contiguous()
-        count, channels, height, width = pixels.shape
-        self.shape = (count, channels, height, width)
+        self.shape, self.dtype = tuple(pixels.shape), pixels.dtype
 
     @cached_property
     def checksum(self) -> str:  # noqa: D102
@@ -76,7 +77,7 @@ class SubsetStore(ImageStore):
 
     def __init__(self, base: ImageStore, indices: np.ndarray) -> None:
         self.base, self.indices = base, indices.astype(np.int64)
-        self.shape = (len(indices), *base.shape[1:])
+        self.shape, self.dtype = (len(indices), *base.shape[1:]), base.dtype
 
     @cached_property
     def checksum(self) -> str:  # noqa: D102

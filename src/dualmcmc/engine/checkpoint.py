@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,10 @@ def save(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     """Write named tensors and plain values into one file."""
     metadata = {"format": FORMAT, "version": str(VERSION), "sha256": PLACEHOLDER.decode(), "info": json.dumps(info)}
     stored = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    owners = Counter(value.untyped_storage().data_ptr() for value in stored.values())
+    for name, value in stored.items():
+        if owners[value.untyped_storage().data_ptr()] > 1:  # tied weights, which safetensors refuses
+            stored[name] = value.clone()
     with atomic(path) as temporary:
         try:
             safetensors.torch.save_file(stored, temporary, metadata)

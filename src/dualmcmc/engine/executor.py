@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from dualmcmc.nets.blocks import LatentProjection, PooledConv2d
+from dualmcmc.nets.blocks import PooledConv2d
 from dualmcmc.nets.frozen import frozen, no_power_iteration
 
 IMAGE_CHANNELS = 4  # a tensor with no more channels is an image, not features
@@ -117,7 +117,7 @@ class Executor(nn.Module):
             with no_power_iteration(net):
                 weights = self._weights()
                 scratch = {name: value.clone() for name, value in self._buffers_of_net().items()}
-            _backward(self._train(weights, scratch, x), list(net.parameters()))
+            _backward(self._train(weights, scratch, x), [p for p in net.parameters() if p.requires_grad])
             return
         with self.frozen():
             if mode is Mode.CHAIN:
@@ -185,26 +185,35 @@ def uncompiled(nets: nn.Module) -> Iterator[None]:
 
 def _bare_copy(net: nn.Module) -> nn.Module:
     """The layers of `net` without parametrizations, convolutions replaced by their fast forms."""
-    bare = copy.deepcopy(net)
-    for module in list(bare.modules()):
+    root = nn.Sequential(copy.deepcopy(net))
+    for module in list(root.modules()):
         if parametrize.is_parametrized(module):
             _strip_parametrizations(module)
-    for parent in list(bare.modules()):
+    for parent in list(root.modules()):
         for name, child in parent.named_children():
             if _has_fast_form(child):
                 setattr(parent, name, _fast_form(child))
-    return bare.requires_grad_(False)
+            elif type(child) is nn.Linear:
+                child.__class__ = CastingLinear
+    return root[0].requires_grad_(False)
 
 
 def _has_fast_form(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.ConvTranspose2d]:
-    if not isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) or isinstance(layer, LatentProjection):
+    """Whether the layer is one of torch's convolutions; other subclasses may compute something else."""
+    if _plain_type(layer) not in (nn.Conv2d, nn.ConvTranspose2d, PooledConv2d):
         return False
+    assert isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d))
     return (
         layer.groups == 1
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and not any(layer.output_padding)
     )
+
+
+def _plain_type(layer: nn.Module) -> type[nn.Module]:
+    """The class of a layer, without parametrizations."""
+    return parametrize.type_before_parametrizations(layer) if parametrize.is_parametrized(layer) else type(layer)
 
 
 def _fast_form(conv: nn.Conv2d | nn.ConvTranspose2d) -> nn.Module:
@@ -245,7 +254,9 @@ def _as_function(bare: nn.Module, cast: Callable[[Tensors], Tensors]) -> Layers:
     def evaluate(weights: Tensors, buffers: Tensors, x: Tensor) -> Any:
         # Cast inside, so that the gradients of several micro-batches accumulate in float32.
         output = functional_call(bare, (cast(weights), buffers), (x,))
-        return output.contiguous() if isinstance(output, Tensor) else output  # one output layout: one compilation
+        if isinstance(output, Tensor):
+            return output.to(x.dtype).contiguous()  # one output layout: one compilation
+        return tuple(part.to(x.dtype) for part in output)
 
     return evaluate
 
@@ -300,6 +311,13 @@ class FastConv2d(nn.Conv2d):
     def _keeps_size(self) -> bool:
         side, width = self.kernel_size
         return side == width and side % 2 == 1 and self.stride == (1, 1) and self.padding == (side // 2, side // 2)
+
+
+class CastingLinear(nn.Linear):
+    """A linear layer in the dtype of its weights: features of convolutions may be bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
 
 
 class FastConvTranspose2d(nn.ConvTranspose2d):

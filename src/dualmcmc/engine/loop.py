@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from dualmcmc.config import Config
 from dualmcmc.data.loader import BatchLoader
@@ -19,6 +21,8 @@ from dualmcmc.utils.files import make_folder
 from dualmcmc.utils.progress import Reporter
 
 STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGHUP", "SIGTERM"]  # to stop early, by increasing urgency
+OnLog = Callable[[dict[str, float]], None]  # with the statistics of a log interval
+OnSave = Callable[[int, Path], None]  # with the number of images and the snapshot
 PATIENCE = 2.0  # seconds for an iteration to end after a request to stop; then it is abandoned
 
 
@@ -38,6 +42,8 @@ class TrainLoop:
     ) -> None:
         self.config, self.state, self.world = config, state, state.world
         self.folder, self.log, self.reporter, self.signals = folder, log, reporter, signals
+        self.on_log: OnLog | None = None
+        self.on_save: OnSave | None = None
         self.deadline = math.inf  # on the monotonic clock
         self.step = TrainStep(config, state, loader, plan, state.world, self._out_of_patience)
         self.last_stats: dict[str, float] = {}
@@ -118,7 +124,7 @@ class TrainLoop:
         urgent = reason == "SIGTERM"
         keep_snapshot = cfg.snapshot_every is not None and (reason == "finished" or self._is_due(cfg.snapshot_every))
         save = bool(reason) or keep_snapshot or self._is_due(cfg.save_every)
-        preview = (bool(reason) and not urgent) or self._is_due(cfg.sample_every)
+        preview = self.config.data.is_image and ((bool(reason) and not urgent) or self._is_due(cfg.sample_every))
         if save or preview or state.iteration % cfg.log_every == 0:
             self._read_stats()
         if save:
@@ -153,6 +159,8 @@ class TrainLoop:
         self.log.stats(self.last_stats)
         guard.check(self.last_stats, self.config.guard)
         self.reporter.stats(self.last_stats)
+        if self.on_log is not None and self.world.is_main:
+            self.on_log(dict(self.last_stats))
 
     def _save(self, dry_run: bool = True, keep_snapshot: bool = False) -> None:
         """Save the full state and the snapshot, if they are healthy."""
@@ -179,6 +187,8 @@ class TrainLoop:
             seconds = time.monotonic() - start
             self.log.event("save", self.state.images, state=path.name, seconds=round(seconds, 3))
         self._save_seconds = time.monotonic() - save_start
+        if self.on_save is not None and self.world.is_main:
+            self.on_save(self.state.images, self.folder.snapshot)
 
     def _roll_back(self, error: Diverged) -> None:
         """Continue from the last valid state with reduced rates, if `guard` allows it; otherwise raise."""

@@ -6,15 +6,18 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dualmcmc.config import Config, Engine
 from dualmcmc.engine.executor import Executor, Mode
 from dualmcmc.methods.terms import energy_images
 from dualmcmc.nets import Trio
+from dualmcmc.nets.frozen import frozen
+from dualmcmc.utils.errors import UserError, first_line
 from dualmcmc.utils.files import cache_folder
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -22,7 +25,9 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 CACHE_IS_OURS = CACHE_VARIABLE not in os.environ  # checked at import: torch sets it once its compiler is imported
 BFLOAT16_CAPABILITY = (8, 0)  # CUDA compute capability
 TRITON_CAPABILITY = (7, 0)
-Task = tuple[Executor, Mode, torch.Tensor]  # to compile: a network, a mode, an input of the right shape
+TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.5}  # relative, of networks as executors; float32 may be tf32
+TINY = 1e-12  # against division by 0
+Task = tuple[Executor, Mode, Tensor]  # to compile: a network, a mode, an input of the right shape
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,44 @@ def set_precision(plan: ExecutionPlan) -> None:
     """
     torch.backends.cudnn.allow_tf32 = plan.precision != "float32"
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "bfloat16"
+
+
+def fit_plan(plan: ExecutionPlan, networks: Trio, config: Config) -> ExecutionPlan:
+    """The plan for networks of the caller: without what they do not run with, which is tried on random inputs."""
+    if not (plan.compiled or plan.precision == "bfloat16" or config.engine.micro_batch):
+        return plan
+    generator = torch.Generator().manual_seed(0)
+    x = (2 * torch.rand(2, *config.data.sample_shape, generator=generator) - 1).to(plan.device)
+    z = torch.randn(2, config.teaching.latent_dim, generator=generator).to(plan.device)
+    full = "tf32" if plan.device.type == "cuda" else "float32"
+    set_precision(plan)
+    if obstacle := _executor_obstacle(networks, x, z, torch.float32):
+        if config.engine.micro_batch:
+            raise UserError(f"engine.micro_batch does not support these networks ({obstacle}): set it to null.")
+        notes = (*plan.notes, f"running eagerly: {obstacle}")
+        return replace(plan, compiled=False, precision=full, notes=notes)
+    if plan.precision == "bfloat16" and (obstacle := _executor_obstacle(networks, x, z, torch.bfloat16)):
+        return replace(plan, precision=full, notes=(*plan.notes, f"convolutions in {full}: {obstacle}"))
+    return plan
+
+
+def _executor_obstacle(networks: Trio, x: Tensor, z: Tensor, dtype: torch.dtype) -> str | None:
+    """Why an `Executor` cannot run the networks: it evaluates a copy of the layers as a function of their weights."""
+    devices, precision = [x.device] if x.device.type == "cuda" else [], str(dtype).removeprefix("torch.")
+    for (name, net), inputs in zip(networks.named_children(), (x, z, x), strict=True):
+        outputs = []
+        try:
+            for function in (net, Executor(net, dtype)):
+                with torch.random.fork_rng(devices), frozen(function) as frozen_function:
+                    torch.manual_seed(0)  # for modules that draw random numbers
+                    output = frozen_function(inputs.detach().requires_grad_())
+                    outputs.append(output if isinstance(output, Tensor) else torch.cat(tuple(output)))
+        except Exception as error:  # a module may raise anything
+            return f"networks.{name} fails with convolutions in {precision} ({first_line(error)})"
+        error_size = (outputs[1] - outputs[0]).norm() / outputs[0].norm().clamp(min=TINY)
+        if not error_size <= TOLERANCE[dtype]:
+            return f"networks.{name} computes something else with convolutions in {precision}"
+    return None
 
 
 def build_executors(trio: Trio, config: Config, plan: ExecutionPlan) -> Trio:
@@ -161,9 +204,8 @@ def _as_executors(executors: Trio) -> list[Executor]:
     return found
 
 
-def _zeros(config: Config, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    data = config.data
-    images = torch.zeros(count, data.channels, data.size, data.size, device=device)
+def _zeros(config: Config, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    images = torch.zeros(count, *config.data.sample_shape, device=device)
     return images, torch.zeros(count, config.teaching.latent_dim, device=device)
 
 

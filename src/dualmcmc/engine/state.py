@@ -21,8 +21,8 @@ from dualmcmc.engine.run_folder import RunFolder, locate_snapshot
 from dualmcmc.methods import Optimizers
 from dualmcmc.nets import Trio, build
 from dualmcmc.nets.signal import normalize_signal
-from dualmcmc.utils.errors import Damaged, UserError
-from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.errors import Damaged, UserError, sanitize
+from dualmcmc.utils.images import as_float
 
 SIGNAL_IMAGES = 64  # spread over the training set
 MAX_COUNT = 10**15  # of iterations, images or seconds
@@ -63,13 +63,21 @@ class EMA:
 class TrainState:
     """Networks, optimizers, EMA, random generators and progress; identical on every rank.
 
-    Learning rates and data order are functions of `images`, so they need no state of their own.
+    Learning rates and data order are functions of `images`, so they need no state of their own. `networks`, if given,
+    are trained in place of those that `config.nets` describes.
     """
 
-    def __init__(self, config: Config, device: torch.device, data: str = "", world: World = SINGLE_PROCESS) -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        data: str = "",
+        world: World = SINGLE_PROCESS,
+        networks: Trio | None = None,
+    ) -> None:
         self.config, self.device, self.data = config, device, data  # data: fingerprint of the training images
         self.world = world
-        self.trio = build(config).to(device).train()
+        self.trio = (build(config) if networks is None else networks).to(device).train()
         if world.size > 1 and config.engine.sync_batchnorm:
             convert_sync_batchnorm(self.trio)
         optim = config.optim
@@ -101,6 +109,13 @@ class TrainState:
         self.ema = EMA(self.trio, self.config.ema)
         return source
 
+    def share_weights(self) -> None:
+        """Use rank 0's weights everywhere: the networks of a caller may be initialised differently on each rank."""
+        if self.world.size > 1:
+            weights = self.world.on_main(lambda: {name: value.cpu() for name, value in self.trio.state_dict().items()})
+            self.trio.load_state_dict(weights)
+            self.ema = EMA(self.trio, self.config.ema)
+
     def normalize_energy(self, images: ImageStore) -> None:
         """Set E's gains from some of the training images; a new run with `nets.energy_slope` does so once."""
         slope, energy = self.config.nets.energy_slope, self.trio.energy
@@ -109,7 +124,7 @@ class TrainState:
 
         def gains() -> dict[str, torch.Tensor]:
             count = min(SIGNAL_IMAGES, len(images))
-            x = from_uint8(images.take(np.linspace(0, len(images) - 1, count).astype(np.int64)).to(self.device))
+            x = as_float(images.take(np.linspace(0, len(images) - 1, count).astype(np.int64)).to(self.device))
             normalize_signal(energy, x, slope)
             return {name: value.cpu() for name, value in energy.named_buffers()}
 
@@ -264,6 +279,8 @@ def load_state_without_ema(path: Path) -> checkpoint.Checkpoint:
 
 def check_size(config: Config, actual: int, path: Path) -> None:
     """Refuse a file of `actual` bytes whose config describes larger networks, before they are allocated."""
+    if config.nets.kind == "custom":
+        return
     bare = replace(config, nets=replace(config.nets, spectral_norm=False))  # small, but computed at construction
     with torch.device("meta"):  # shapes without memory
         needed = sum(2 * value.numel() for value in build(bare).state_dict().values())  # 2 bytes: float16
@@ -273,9 +290,17 @@ def check_size(config: Config, actual: int, path: Path) -> None:
         )
 
 
-def build_from_tensors(config: Config, tensors: dict[str, torch.Tensor], path: Path) -> Trio:
-    """The networks of a config, with weights from a file."""
-    check_size(config, sum(tensor.nbytes for tensor in tensors.values()), path)
-    trio = build(config)
+def build_from_tensors(
+    config: Config, tensors: dict[str, torch.Tensor], path: Path, networks: Trio | None = None
+) -> Trio:
+    """The networks of a config, or a copy of `networks`, with weights from a file."""
+    if networks is None and config.nets.kind == "custom":
+        raise UserError(
+            f"'{path}' was trained with custom networks ({sanitize(config.nets.classes or 'unnamed', 200)}): "
+            "pass them, in Python as networks=Trio(energy, generator, inference), on the command line as --networks."
+        )
+    if networks is None:
+        check_size(config, sum(tensor.nbytes for tensor in tensors.values()), path)
+    trio = build(config) if networks is None else copy.deepcopy(networks)
     checkpoint.load_into(trio, tensors, path)
     return trio

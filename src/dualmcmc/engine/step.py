@@ -27,7 +27,7 @@ from dualmcmc.methods import Lanes, Stats, sequential
 from dualmcmc.methods.dual_mcmc import dual_mcmc, step
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import Watched, frozen
-from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.images import as_float
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 MAX_AHEAD = 8  # iterations the host may run ahead of a GPU: enough to keep it busy, few enough to stop quickly
@@ -127,7 +127,7 @@ class TrainStep:
         state.ema.update()
 
     def _batch(self) -> Tensor:
-        return from_uint8(self.loader.gather(*self._selection))
+        return as_float(self.loader.gather(*self._selection))
 
     def _interruptible(self, networks: Trio) -> Trio:
         """`networks`, with `give_up` asked before every chain step."""

@@ -5,21 +5,27 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from dualmcmc import config_io, data
-from dualmcmc.config import Config
+from dualmcmc import config_io
+from dualmcmc.config import Config, Nets
+from dualmcmc.data import DataSplits, describe, fingerprint
+from dualmcmc.data import load as load_data
+from dualmcmc.data.custom import load_custom
 from dualmcmc.data.loader import BatchLoader
-from dualmcmc.engine.distributed import SINGLE_PROCESS, World
+from dualmcmc.engine.ddp import init_distributed
+from dualmcmc.engine.distributed import World
 from dualmcmc.engine.log import NullLog, RunLog, has_tensorboard, read_log
-from dualmcmc.engine.loop import TrainLoop
-from dualmcmc.engine.plan import resolve_plan
+from dualmcmc.engine.loop import OnLog, OnSave, TrainLoop
+from dualmcmc.engine.plan import fit_plan, resolve_plan
+from dualmcmc.engine.resume import check_unchanged, nothing_to_resume, resumed_config, with_absolute_paths
 from dualmcmc.engine.run_folder import RunFolder, RunLock
 from dualmcmc.engine.signals import StopSignals
-from dualmcmc.engine.state import TrainState, check_size, latest_valid_state, read_config
-from dualmcmc.nets import parameter_counts
-from dualmcmc.pretrained import pretrained_file
+from dualmcmc.engine.state import TrainState, latest_valid_state, read_config
+from dualmcmc.nets import Trio, parameter_counts
+from dualmcmc.nets.custom import Networks, as_trio, check_networks, describe_classes, has_gains
 from dualmcmc.utils.device import (
     device_name,
     format_bytes,
@@ -30,11 +36,9 @@ from dualmcmc.utils.device import (
 )
 from dualmcmc.utils.errors import CannotWrite, UserError, sanitize
 from dualmcmc.utils.files import expand_user, make_folder
-from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.images import as_float
+from dualmcmc.utils.progress import ProgressFactory, Reporter, make_reporter, no_progress
 from dualmcmc.utils.tree import Tree
-
-FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
-FREE = ("data.path", "data.test_path", "data.place", "data.workers")  # except for where its images are
 
 
 @dataclass(frozen=True)
@@ -53,83 +57,143 @@ class TrainResult(Tree):
     peak_memory: int  # bytes; of the GPU if there is one
 
 
+class _Given(NamedTuple):
+    """What the caller has passed in place of what the config describes."""
+
+    networks: Trio | None
+    data: Any
+    test_data: Any
+
+
 def train(
-    config: Config,
+    config: Config | str | None,
     out: str | Path,
     device: str | torch.device = "auto",
     resume: bool = False,
     max_images: int | None = None,
     max_minutes: float | None = None,
+    *,
+    networks: Networks | None = None,
+    data: Any = None,
+    test_data: Any = None,
+    on_log: OnLog | None = None,
+    on_save: OnSave | None = None,
     reporter: Reporter | None = None,
-    world: World = SINGLE_PROCESS,
+    world: World | None = None,
 ) -> TrainResult:
-    """Train `config` in the folder `out` until train.images, an earlier limit, or a signal.
+    """Train in the folder `out` until train.images, an earlier limit, or a signal.
 
-    `resume` continues exactly from the newest valid state. With several processes (`engine.distributed`) every rank
-    calls this; rank 0 alone writes and prints.
+    `config`: settings, or the name of a preset or YAML file. `resume` continues exactly from the newest valid state;
+    `config` may then be None.
+
+    `networks`: your own energy, generator and inference model, trained in place, instead of those of `config.nets`.
+    `data`, `test_data`: training and held-out samples (see `data.custom`), instead of those of `config.data`.
+
+    `on_log(stats)` is called with the statistics of each log interval, `on_save(images, snapshot)` after each save. An
+    exception that they raise ends training; it can be resumed from the last saved state.
+
+    `reporter` shows progress, by default on standard error; `Reporter()` shows none. If a launcher started several
+    processes, each calls this; rank 0 alone writes, prints and calls back. `world`: the processes, if they are
+    connected already.
     """
-    reporter = reporter if reporter is not None and world.is_main else Reporter()
-    folder = RunFolder(Path(out))
+    given = _Given(None if networks is None else as_trio(networks), data, test_data)
+    if given.data is None and given.test_data is not None:
+        raise UserError("test_data is given without data: pass both, or neither.")
+    if config is None and not resume:
+        raise UserError("config is None: pass settings or the name of a preset, or resume=True to continue a run.")
+    folder = RunFolder(expand_user(out))
+    connected = world if world is not None else init_distributed(str(device))
+    if not connected.is_main:
+        reporter = Reporter()
+    elif reporter is None:
+        reporter = make_reporter()
     try:
-        with world.detect_lost_process(), ExitStack() as cleanup:
-            return _train(config, folder, str(device), resume, max_images, max_minutes, reporter, world, cleanup)
+        with connected.detect_lost_process(), ExitStack() as cleanup:
+            loop = _set_up(config, folder, str(device), resume, given, reporter, connected, cleanup)
+            loop.on_log, loop.on_save = on_log, on_save
+            reason = loop.run(max_images, max_minutes)
     except CannotWrite as error:
         if not folder.has_states():
             raise
         raise CannotWrite(f"{error} Fix this, then continue from the last saved state with --resume.") from None
+    if world is None:
+        connected.close()  # not after a failure: the others may be gone
+    state = loop.state
+    return TrainResult(
+        folder.root,
+        state.images,
+        state.iteration,
+        state.seconds,
+        reason,
+        parameter_counts(state.trio),
+        loop.last_stats,
+        loop.step.plan.summary,
+        connected.size,
+        peak_memory(state.device),
+    )
 
 
-def _train(
-    config: Config,
+def _set_up(
+    config: Config | str | None,
     folder: RunFolder,
     requested_device: str,
     resume: bool,
-    max_images: int | None,
-    max_minutes: float | None,
+    given: _Given,
     reporter: Reporter,
     world: World,
     cleanup: ExitStack,
-) -> TrainResult:
+) -> TrainLoop:
+    """Everything before the first iteration; what must be undone afterwards goes to `cleanup`."""
+    cfg = config if isinstance(config, Config) else world.on_main(lambda: _load_config(config, folder, resume))
     with world.fail_together():  # before anything is written
         device = world.device(resolve_device(requested_device))
-        config = with_absolute_paths(config, init=not resume)
-        if config.train.batch % world.size:
+        cfg = with_absolute_paths(cfg, init=not resume)
+        if cfg.train.batch % world.size:
             raise UserError(
-                f"train.batch={config.train.batch} is not divisible by {world.size} processes: use a multiple."
+                f"train.batch={cfg.train.batch} is not divisible by {world.size} processes: use a multiple."
             )
         if world.is_main:
             _check_folder(folder, resume, cleanup)
-            images = data.load(config.data, reporter.progress)
+            cfg, images = _load_data(cfg, given, reporter.progress)
     with world.fail_together():
         if not world.is_main:  # after rank 0, which may have packed the images
-            images = data.load(config.data)
-        set_deterministic(device, config.train.deterministic)
-        set_num_threads(config.engine.threads)
-        plan = resolve_plan(config.engine, device)
-        fingerprint = data.fingerprint(images.train)
-        state = TrainState(config, device, fingerprint, world)
-    fingerprints = world.all_gather(fingerprint)
+            cfg, images = _load_data(cfg, given)
+        set_deterministic(device, cfg.train.deterministic)
+        set_num_threads(cfg.engine.threads)
+        plan = resolve_plan(cfg.engine, device)
+        if given.networks is not None:
+            x = as_float(images.train.first(2).to(device))
+            check_networks(given.networks.to(device).train(), x, cfg.teaching.latent_dim)
+            plan = fit_plan(plan, given.networks, cfg)
+            cfg = replace(cfg, nets=_describe_networks(given.networks, cfg.nets))
+        if not resume:
+            cfg = replace(cfg, description=_describe(cfg, given))
+        checksum = fingerprint(images.train)
+        state = TrainState(cfg, device, checksum, world, given.networks)
+    checksums = world.all_gather(checksum)
     with world.fail_together():
-        if len(set(fingerprints)) > 1:
+        if len(set(checksums)) > 1:
             raise UserError("the processes see different images: data.path must be the same data on every machine.")
+    if given.networks is not None:
+        state.share_weights()
     init = None
     if resume:
         same_noise, damaged = _restore(state, folder)
     else:
         same_noise, damaged = True, []
-        if config.train.init is None:
+        if cfg.train.init is None:
             state.normalize_energy(images.train)
         else:
-            init = state.load_weights(config.train.init)
+            init = state.load_weights(cfg.train.init)
     with world.fail_together():
-        cfg, batch = config.data, config.train.batch
+        place, flip, workers = cfg.data.place, cfg.data.flip, cfg.data.workers
         loader = BatchLoader(
-            images.train, config.seed, batch, device, cfg.place, cfg.flip, cfg.workers, world.rank, world.size
+            images.train, cfg.seed, cfg.train.batch, device, place, flip, workers, world.rank, world.size
         )
     cleanup.callback(loader.close)
     signals = cleanup.enter_context(StopSignals(not world.launched, announce=world.is_main))  # before the first file
     with world.fail_together():
-        log = _open_log(config, state, folder, resume, damaged, cleanup) if world.is_main else NullLog()
+        log = _open_log(cfg, state, folder, resume, damaged, cleanup) if world.is_main else NullLog()
     cleanup.callback(log.close)
     counts = parameter_counts(state.trio)
     log.event(
@@ -138,7 +202,7 @@ def _train(
         device=device_name(device),
         torch=torch.__version__,
         parameters=counts,
-        data=data.describe(cfg, images),
+        data=describe(cfg.data, images),
         resident=loader.resident,
         same_noise=same_noise,
         engine=plan.summary,
@@ -148,7 +212,9 @@ def _train(
     sizes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     placement = "in device memory" if loader.resident else f"streamed ({format_bytes(images.train.nbytes)})"
     where = f"{device_name(device)}, {world.summary}" if world.launched else device_name(device)
-    reporter.message(f"{len(images.train):,} images on {where}, {placement}; {plan.summary}; parameters: {sizes}")
+    reporter.message(
+        f"{len(images.train):,} {cfg.data.noun} on {where}, {placement}; {plan.summary}; parameters: {sizes}"
+    )
     if init:
         reporter.message(f"starting from '{sanitize(init['file'], 500)}', trained on {init['images']:,} images")
     if not has_tensorboard():
@@ -164,21 +230,36 @@ def _train(
         log.event("note", state.images, text=text)
     if not same_noise:
         reporter.message("the run moved to another type of device: its noise stream restarts, all else continues")
-    loop = TrainLoop(config, state, loader, folder, log, reporter, plan, signals)
     cleanup.callback(reporter.stop)
-    reason = loop.run(max_images, max_minutes)
-    return TrainResult(
-        folder.root,
-        state.images,
-        state.iteration,
-        state.seconds,
-        reason,
-        counts,
-        loop.last_stats,
-        loop.step.plan.summary,
-        world.size,
-        peak_memory(device),
-    )
+    return TrainLoop(cfg, state, loader, folder, log, reporter, plan, signals)
+
+
+def _load_config(config: str | None, folder: RunFolder, resume: bool) -> Config:
+    """The settings of a preset or YAML file, or of the run that is resumed."""
+    if resume:
+        return resumed_config(folder.root, [], config)
+    assert config is not None  # checked by `train`
+    return config_io.load_config(config)
+
+
+def _load_data(cfg: Config, given: _Given, progress: ProgressFactory = no_progress) -> tuple[Config, DataSplits]:
+    """The training data, and the settings with what is known of data given in Python."""
+    if given.data is None:
+        return cfg, load_data(cfg.data, progress)
+    data, images = load_custom(cfg.data, given.data, given.test_data, progress)
+    return replace(cfg, data=data), images
+
+
+def _describe(cfg: Config, given: _Given) -> str:
+    """The description of a preset applies to its own networks and data."""
+    others = [name for name in ("networks", "data") if getattr(given, name) is not None]
+    return f"{cfg.preset or 'a run'} with custom {' and '.join(others)}" if others else cfg.description
+
+
+def _describe_networks(networks: Trio, nets: Nets) -> Nets:
+    """The settings of networks given in Python: only `energy_slope` may apply to them."""
+    slope = nets.energy_slope if has_gains(networks) else None
+    return Nets(kind="custom", classes=describe_classes(networks), energy_slope=slope)
 
 
 def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
@@ -192,7 +273,7 @@ def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
         make_folder(folder.root)  # raises if it is not writable
         cleanup.enter_context(RunLock(folder.lock))
     elif resume:
-        raise _nothing_to_resume(folder)
+        raise nothing_to_resume(folder)
     elif (traces := folder.traces_of_a_run()) and not _ended_before_first_state(folder):
         advice = f" To start from its weights, add --init {folder.root}." if folder.snapshot.exists() else ""
         raise UserError(
@@ -206,15 +287,6 @@ def _ended_before_first_state(folder: RunFolder) -> bool:
     if folder.snapshot.exists() or folder.results.exists() or not folder.states.is_dir():
         return False
     return {entry["kind"] for entry in read_log(folder.log)} <= {"start", "note"}
-
-
-def _nothing_to_resume(folder: RunFolder) -> UserError:
-    if folder.snapshot.exists():
-        return UserError(
-            f"'{folder.root}' has no saved state to resume from, but a snapshot: to start a new run from its weights, "
-            f"use --init {folder.root} and another --out."
-        )
-    return UserError(f"there is no run to resume in '{folder.root}': omit --resume to start one.")
 
 
 def _open_log(
@@ -238,45 +310,11 @@ def _open_log(
 
 def _restore(state: TrainState, folder: RunFolder) -> tuple[bool, list[Path]]:
     """Load the newest valid state: whether its noise stream continues, and the damaged states."""
-    path, damaged = state.world.on_main(lambda: latest_valid_state(folder))
+
+    def find() -> tuple[Path, list[Path]]:
+        path, damaged = latest_valid_state(folder)
+        check_unchanged(read_config(path), state.config)
+        return path, damaged
+
+    path, damaged = state.world.on_main(find)
     return state.load(path), damaged
-
-
-def with_absolute_paths(config: Config, init: bool = True) -> Config:
-    """The config as it is stored: a run can be resumed from any working directory. `init` false: keep `train.init`."""
-    cfg, train = config.data, config.train
-    if init and train.init is not None and pretrained_file(Path(train.init)) is None:
-        train = replace(train, init=_absolute(train.init))
-    return replace(config, data=replace(cfg, path=_absolute(cfg.path), test_path=_absolute(cfg.test_path)), train=train)
-
-
-def _absolute(path: str | None) -> str | None:
-    return path and str(expand_user(path).absolute())
-
-
-def resumed_config(out: Path, overrides: list[str], preset: str | None = None) -> Config:
-    """A run's own settings with overrides; refuses those that would make it a different run.
-
-    `preset`, if the caller named one, must be the run's.
-    """
-    folder = RunFolder(out)
-    folder.require_no_links()  # before the lock file is written
-    if not folder.has_states():
-        raise _nothing_to_resume(folder)
-    with RunLock(folder.lock):  # a run in training replaces its states
-        state = latest_valid_state(folder)[0]
-        old = read_config(state)  # what it was trained with, even if config.yaml was edited
-        check_size(old, state.stat().st_size, state)
-    if preset is not None and config_io.load_config(preset).preset != old.preset:
-        raise UserError(f"the run in '{out}' uses preset '{old.preset}', not '{preset}': name that one, or none.")
-    new = config_io.from_tree(config_io.apply_overrides(config_io.to_tree(old), overrides), "the resumed run")
-    if _absolute(new.train.init) == old.train.init:  # the same command again, with a relative path
-        new = replace(new, train=replace(new.train, init=old.train.init))
-    before, after = config_io.flatten(old), config_io.flatten(new)
-    for key in before:
-        fixed = any(key == name or key.startswith(name + ".") for name in FIXED)
-        if fixed and before[key] != after[key] and key not in FREE:
-            raise UserError(
-                f"a resumed run cannot change {key} from {before[key]} to {after[key]}: start a new run instead."
-            )
-    return new

@@ -10,6 +10,7 @@ from dualmcmc.nets.blocks import add_spectral_norm, initialize
 from dualmcmc.nets.energy import ResnetEnergy, SimpleEnergy
 from dualmcmc.nets.generator import ResnetGenerator, SimpleGenerator, StyleGenerator
 from dualmcmc.nets.inference import ConvInference, Gaussian
+from dualmcmc.utils.errors import UserError, sanitize
 
 __all__ = ["Gaussian", "Trio", "build", "parameter_counts"]
 
@@ -34,6 +35,16 @@ def build(config: Config) -> Trio:
     With `nets.energy_slope`, `signal.normalize_signal` sets E's gains from a batch of images before training.
     """
     nets, data, latent_dim = config.nets, config.data, config.teaching.latent_dim
+    if nets.kind == "custom":
+        raise UserError(
+            f"nets.kind=custom: pass the networks ({sanitize(nets.classes or 'unnamed', 200)}), "
+            "in Python as networks=Trio(energy, generator, inference), on the command line as --networks."
+        )
+    if data.shape is not None:
+        raise UserError(
+            f"the networks of nets.kind={nets.kind} need square images of a supported size, such as 32, not samples "
+            f"of shape {data.shape}: pass your own networks."
+        )
     gain = nets.energy_slope is not None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also seed the GPU's generators

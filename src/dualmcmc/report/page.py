@@ -11,23 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualmcmc import __version__, config_io, data
+from dualmcmc import __version__, config_io
+from dualmcmc.data import DataSplits, describe
 from dualmcmc.data.store import MemoryStore
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.health.history import parse_number
 from dualmcmc.metrics.fid import pixel_frechet_distance
 from dualmcmc.nets import parameter_counts
+from dualmcmc.nets.custom import Networks
 from dualmcmc.report.curves import plot_log
 from dualmcmc.tasks import record
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
 from dualmcmc.tasks.inputs import choose
-from dualmcmc.tasks.reconstruct import reconstruct, steps_per_image
+from dualmcmc.tasks.reconstruct import compare_starts, reconstruct, steps_per_image
 from dualmcmc.tasks.run import Run, load, require_finite
 from dualmcmc.tasks.work import default_count, step_progress
 from dualmcmc.utils.device import set_num_threads
 from dualmcmc.utils.errors import UserError, printable, sanitize
-from dualmcmc.utils.files import write_text
+from dualmcmc.utils.files import expand_user, write_text
 from dualmcmc.utils.images import before_and_after, encode_png, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -71,23 +73,30 @@ pre{background:#f9fafb;padding:1rem;overflow-x:auto;font-size:12.5px}
 
 
 def write_report(
-    folder: RunFolder,
+    run_folder: str | Path,
     device: str = "auto",
     out: Path | None = None,
     ema: bool = True,
     seed: int = 0,
     progress: ProgressFactory = no_progress,
+    *,
+    networks: Networks | None = None,
+    data: Any = None,
+    test_data: Any = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write its page: the path, and the metrics on it.
 
-    If the run's data are no longer available, the page omits what needs them.
+    If the run's data are not available, the page omits what needs them. `networks`, `data`, `test_data`: as in `load`.
     """
-    run, log = load(folder.root, device, ema, seed), read_log(folder.log)
+    folder = RunFolder(expand_user(run_folder))
+    folder.require_run()
+    run = load(folder.root, device, ema, seed, networks=networks, data=data, test_data=test_data)
+    log = read_log(folder.log)
     set_num_threads(run.config.engine.threads)
-    images: data.DataSplits | None = None
+    images: DataSplits | None = None
     numbers: dict[str, Any] = {}
     try:
-        images = data.load(run.config.data)
+        images = run.load_data()
     except UserError as error:
         numbers["measured_on"] = f"no images: {error}"
         logged = [entry["data"] for entry in log if isinstance(entry.get("data"), dict)]
@@ -101,7 +110,7 @@ def write_report(
     return path, numbers
 
 
-def summarize(run: Run, images: data.DataSplits, progress: ProgressFactory = no_progress) -> dict[str, Any]:
+def summarize(run: Run, images: DataSplits, progress: ProgressFactory = no_progress) -> dict[str, Any]:
     """Fréchet distances to held-out images in pixel space, and reconstruction errors.
 
     As many samples as real training images are used, so that their distances are comparable. A run without held-out
@@ -109,8 +118,13 @@ def summarize(run: Run, images: data.DataSplits, progress: ProgressFactory = no_
     `tasks.work.default_count`.
     """
     store, kind = images.test_or_train()
+    if not run.config.data.is_image:
+        errors = compare_starts(run, store, progress, from_noise=False)
+        start_mse, *_, end_mse = (similarity["mse"] for similarity in errors.values())  # the last one is noise-free
+        facts = {"measured_on": f"{len(store)} {kind}", "data": describe(run.config.data, images)}
+        return facts | {"mse_inference": start_mse, "mse_revised": end_mse}
     test = choose(store, default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)), run.seed).tensor()
-    numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": data.describe(run.config.data, images)}
+    numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": describe(run.config.data, images)}
     steps = run.config.sampling_chain.steps
     n = default_count(run, min(len(images.train), MAX_IMAGES), steps + 1)
     values = test[0].numel()
@@ -132,16 +146,14 @@ def summarize(run: Run, images: data.DataSplits, progress: ProgressFactory = no_
 
 
 def _page(
-    folder: RunFolder, run: Run, log: list[dict[str, Any]], images: data.DataSplits | None, numbers: dict[str, Any]
+    folder: RunFolder, run: Run, log: list[dict[str, Any]], images: DataSplits | None, numbers: dict[str, Any]
 ) -> str:
     name = _escape(folder.root.resolve().name)
     sections = [
         f"<h1>{name}</h1><p>{_escape(run.config.description)}</p>",
         _metrics_section(numbers),
         results_section(record.read_all(record.folder_for(folder.root))),
-        _samples_section(run),
-        _x_section(run),
-        _z_section(run, images) if images is not None else "",
+        *(_picture_sections(run, images) if run.config.data.is_image else ()),
         "<h2>Curves</h2>" + _figure(plot_log(log), "Means over each log interval."),
         "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),
         f"<h2>Settings</h2><pre>{_escape(config_io.render(run.config))}</pre>",
@@ -165,6 +177,10 @@ def _format_data(described: dict[str, Any] | None) -> str:
     """The training images and how they were prepared: crop and resize change every metric."""
     if described is None:
         return ""
+    shape = described.get("shape")
+    if isinstance(shape, list):
+        text = sanitize("x".join(map(str, shape)))
+        return f" Trained on {sanitize(str(described.get('images')))} samples of shape {text}."
     names = ("source", "split", "images", "size", "crop", "resize", "checksum")
     d = {name: sanitize(str(described.get(name))) for name in names}  # may come from an untrusted log
     if type(described.get("images")) is int and len(d["images"]) < 20:
@@ -235,6 +251,10 @@ def _format_number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _picture_sections(run: Run, images: DataSplits | None) -> list[str]:
+    return [_samples_section(run), _x_section(run), _z_section(run, images) if images is not None else ""]
+
+
 def _samples_section(run: Run) -> str:
     start = run.sample(PREVIEW_COUNT, steps=0)
     before, after = (to_uint8(images).cpu() for images in (start, run.revise_x(start)))
@@ -247,7 +267,7 @@ def _x_section(run: Run) -> str:
     return "<h2>MCMC revision on x</h2>" + _film(trace_x(run), caption, "energy")
 
 
-def _z_section(run: Run, images: data.DataSplits) -> str:
+def _z_section(run: Run, images: DataSplits) -> str:
     store, kind = images.test_or_train()
     caption = f"Inference alone, revised by Langevin steps on the posterior of {kind}."
     return "<h2>MCMC revision on z</h2>" + _film(trace_z(run, store.first(PREVIEW_COUNT)), caption, "MSE")

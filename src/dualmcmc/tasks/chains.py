@@ -50,6 +50,7 @@ class ChainFilm:
 
 def trace_x(run: Run, n: int = 64, every: int | None = None, progress: ProgressFactory = no_progress) -> ChainFilm:
     """The x-chain from n generator samples, with a frame every `every` steps."""
+    run.require_images("a film strip")
     run.check_one_batch(n)
     steps = run.config.sampling_chain.steps
     trace = Trace(every=_frame_interval(every, steps))
@@ -63,6 +64,7 @@ def trace_x(run: Run, n: int = 64, every: int | None = None, progress: ProgressF
 
 def trace_z(run: Run, images: Tensor, every: int | None = None, progress: ProgressFactory = no_progress) -> ChainFilm:
     """The z-chain on uint8 images, from inference alone; the last frame shows the images."""
+    run.require_images("a film strip")
     run.check_one_batch(len(images))
     x = from_uint8(images.to(run.device))
     steps = run.config.teaching.z_chain.steps
@@ -129,6 +131,7 @@ def long_chains(run: Run, n: int, steps: int, progress: ProgressFactory = no_pro
     """
     if n < 1 or steps < 1:
         raise UserError(f"long chains need at least one chain and one step, not {n} and {steps}.")
+    run.require_images("'long-chains'")
     run.check_one_batch(n)
     trace = Trace(every=_frame_interval(None, steps))
     start = run.generate(run.prior(n, run.generator_for("prior")))

@@ -1,4 +1,4 @@
-"""Convert user-supplied images to what the networks expect: (B, C, H, W) floats in [-1, 1].
+"""Convert user-supplied samples to what the networks expect: images to (B, C, H, W) floats in [-1, 1].
 
 uint8 pixels are mapped from 0..255; floats must be in [-1, 1] already. Channels may be first or last, a greyscale image
 needs no channel axis, and a single image becomes a batch of one. Only PIL images are cropped, resized and converted, as
@@ -29,6 +29,8 @@ def as_images(value: Any, cfg: Data) -> Tensor:
 
     A batch of float tensors is returned as it is, so that gradients reach it.
     """
+    if not cfg.is_image:
+        return _as_samples(value, cfg.sample_shape)
     if isinstance(value, (list, tuple)):
         if not value:
             raise UserError("there are no images in an empty list.")
@@ -43,7 +45,7 @@ def as_images(value: Any, cfg: Data) -> Tensor:
     if not isinstance(value, Tensor):
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise UserError(f"images must be a tensor, an array, a PIL image or a list of these, not {kind}.")
-    images = _batch(value, (cfg.channels, cfg.size, cfg.size))
+    images = _batch(value, cfg.sample_shape)
     if images.dtype == torch.uint8:
         return from_uint8(images)
     if not images.is_floating_point():
@@ -61,10 +63,25 @@ def as_store(images: Any, cfg: Data) -> ImageStore:
     """A store, or images as in `as_images`, for the tasks; floats are rounded to uint8."""
     if isinstance(images, ImageStore):
         return images
-    return MemoryStore(to_uint8(as_images(images, cfg).detach()).cpu())
+    samples = as_images(images, cfg).detach().cpu()
+    return MemoryStore(to_uint8(samples) if cfg.is_image else samples)
 
 
-def _batch(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def _as_samples(value: Any, shape: tuple[int, ...]) -> Tensor:
+    """(B, *shape) floats, from a tensor or an array of them or of a single sample."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        value = torch.from_numpy(np.array(value))
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = str(value.dtype) if isinstance(value, (Tensor, np.ndarray)) else type(value).__name__
+        raise UserError(f"samples must be a tensor or an array of floats, not {kind}.")
+    if tuple(value.shape) == shape:
+        value = value[None]
+    if tuple(value.shape[1:]) != shape:
+        raise UserError(f"this run was trained on samples of shape {shape}; these have shape {tuple(value.shape)}.")
+    return value if value.dtype == torch.float32 else value.float()
+
+
+def _batch(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """(B, C, H, W), from any of the accepted layouts."""
     channels, height, width = shape
     given = tuple(images.shape)

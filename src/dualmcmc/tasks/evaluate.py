@@ -74,21 +74,27 @@ def check_metrics(names: str | Sequence[str]) -> list[str]:
 
 def evaluate(
     run: Run,
-    metrics: str | Sequence[str] = DEFAULT,
+    metrics: str | Sequence[str] | None = None,
     samples: int = 50_000,
     images: data.DataSplits | None = None,
     features: FeatureExtractor | None = None,
     progress: ProgressFactory = no_progress,
     reconstructions: int | None = None,
 ) -> Evaluation:
-    """Measure a run. `images`: its own if None; `features`: FID's network from the cache folder if None.
+    """Measure a run. `metrics`: `DEFAULT` if None, or "mse" if the run was not trained on images.
+
+    `images`: its own if None; `features`: FID's network from the cache folder if None.
 
     `reconstructions`: at most so many held-out images, and as many training images, chosen by the run's seed. No images
     are read if they are not needed, see `needs_images`.
     Memory does not grow with the number of samples, except for KID, precision, recall and IS, which need all features.
     The processes of `run.world` share the work, and all get the result.
     """
-    wanted = check_metrics(metrics)
+    is_image = run.config.data.is_image
+    wanted = check_metrics((DEFAULT if is_image else ("mse",)) if metrics is None else metrics)
+    for name in wanted:
+        if name != "mse":
+            run.require_images(f"the metric {name}")
     if samples < 2:
         raise UserError(f"-n must be at least 2, not {samples}.")
     check_no_image_overrides(run)
@@ -99,7 +105,7 @@ def evaluate(
         features = features or load_features(device=run.device)
     if images is None and needs_images(run, wanted, features):
         with run.world.fail_together():
-            images = data.load(run.trained_data, progress)
+            images = run.load_data(progress)
     if images is not None:
         result.data = data.describe(run.trained_data, images)
     if "is" in sample_metrics and features is not None and not features.has_classifier:

@@ -27,7 +27,7 @@ from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
 from dualmcmc.metrics.pixels import psnr_of_mse
 from dualmcmc.tasks.convert import as_store
 from dualmcmc.tasks.inputs import batches
-from dualmcmc.tasks.reconstruct import ImageSimilarity
+from dualmcmc.tasks.reconstruct import Similarity
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
@@ -101,8 +101,9 @@ def inpaint(
     `images`: an `ImageStore`, or what `Run` takes. `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None
     the run's setting.
     """
-    images = as_store(images, run.config.data)
-    generated, completed = ({stage: ImageSimilarity() for stage in STAGES} for _ in range(2))
+    run.require_images("inpainting")
+    images, size = as_store(images, run.config.data), _side(run)
+    generated, completed = ({stage: Similarity() for stage in STAGES} for _ in range(2))
     kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
     hidden, rng = 0.0, run.generator_for("inpaint")
     squared_error = dict.fromkeys(STAGES, 0.0)  # of hidden pixels; the observed ones are exact
@@ -110,7 +111,7 @@ def inpaint(
         run.prepare(len(images), progress, z_chain)
     for indices, x in batches(run, images, progress, "inpainting", steps_per_image(run)):
         first = int(indices[0])
-        observed = make_mask(mask, len(x), run.config.data.size, run.seed, first).to(run.device)
+        observed = make_mask(mask, len(x), size, run.seed, first).to(run.device)
         hidden += float((~observed).double().mean((1, 2, 3)).sum())
         shown = max(0, keep - first)
         kept[0].append(to_uint8(torch.where(observed, x, FILL)[:shown]).cpu())
@@ -136,6 +137,14 @@ def inpaint(
         run.z_chain_settings(temperature=temperature),
         run.config.sampling_chain,
     )
+
+
+def _side(run: Run) -> int:
+    """The side of the run's images."""
+    _, height, width = run.config.data.sample_shape
+    if height != width:
+        raise UserError(f"masks are for square images, and this run was trained on {width}x{height} ones.")
+    return height
 
 
 def picture(result: Inpainting) -> Tensor:

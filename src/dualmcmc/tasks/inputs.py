@@ -21,7 +21,7 @@ from dualmcmc.tasks.run import Run
 from dualmcmc.tasks.work import step_progress
 from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.files import expand_user
-from dualmcmc.utils.images import from_uint8
+from dualmcmc.utils.images import as_float
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
 MAX_SHAPES = 3  # named in a note
@@ -64,7 +64,7 @@ def images_for(run: Run, path: Path | str | None = None, progress: ProgressFacto
 
 def held_out_images(run: Run, progress: ProgressFactory = no_progress) -> TaskImages:
     """The run's held-out images, or its training images if there are none."""
-    splits = data.load(run.trained_data, progress)
+    splits = run.load_data(progress)
     return TaskImages(*splits.test_or_train(), data.describe(run.trained_data, splits))
 
 
@@ -161,5 +161,5 @@ def batches(
     parts = np.array_split(np.arange(len(store)), max(1, -(-len(store) // run.config.sampling.batch)))
     with step_progress(run, progress, task, len(store), steps, world) as count:
         for part in parts[world.rank :: world.size]:
-            yield part, from_uint8(store.take(part).to(run.device))
+            yield part, as_float(store.take(part).to(run.device))
             count(len(part), 1)

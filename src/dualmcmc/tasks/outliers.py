@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualmcmc import data
 from dualmcmc.data.store import SubsetStore
 from dualmcmc.metrics.detection import detection
 from dualmcmc.metrics.pixels import mse
@@ -97,7 +96,7 @@ def _scores(run: Run, scores: list[str], x: Tensor, mean_energy: float, rng: tor
 
 def _mean_energy(run: Run, progress: ProgressFactory) -> float:
     """The mean energy of training images, so that no scored image contributes to it."""
-    train = data.load(run.trained_data).train
+    train = run.load_data().train
     chosen = SubsetStore(train, np.random.default_rng(0).permutation(len(train))[:TYPICALITY_IMAGES])
     total = sum(float(run.energy(x).double().sum()) for _, x in batches(run, chosen, progress, "mean energy"))
     return total / len(chosen)

@@ -21,16 +21,21 @@ from dualmcmc.utils.tree import Tree
 NOISE_STEPS = (10, 15, 20, 25, 30)  # lengths of the paper's z-chains from noise
 
 
-class ImageSimilarity:
-    """MSE, PSNR and SSIM of pairs of images, accumulated batch by batch."""
+class Similarity:
+    """MSE, PSNR and SSIM of pairs of images, accumulated batch by batch; of other samples, MSE alone."""
 
-    def __init__(self) -> None:
-        self._count, self._totals = 0, torch.zeros(3, dtype=torch.float64)
+    def __init__(self, of_images: bool = True) -> None:
+        self._of_images = of_images
+        self._count, self._totals = 0, torch.zeros(3 if of_images else 1, dtype=torch.float64)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Add images x and their reconstructions y, in [-1, 1]."""
-        y = require_finite(y).clamp(-1, 1)  # as in a picture; an x-chain can leave the range
+        """Add samples x and their reconstructions y; images are in [-1, 1]."""
+        y = require_finite(y)
         self._count += len(x)
+        if not self._of_images:
+            self._totals += mse(x, y).sum().cpu()
+            return
+        y = y.clamp(-1, 1)  # as in a picture; an x-chain can leave the range
         self._totals += torch.stack([mse(x, y).sum(), psnr(x, y).clamp(max=MAX_PSNR).sum(), ssim(x, y).sum()]).cpu()
 
     def all_reduce(self, world: World) -> None:
@@ -40,6 +45,8 @@ class ImageSimilarity:
 
     def numbers(self) -> dict[str, float]:
         """Means over the images; MSE of pixels in [-1, 1] and in [0, 1]; the PSNR of the mean MSE."""
+        if not self._of_images:
+            return {"mse": float(self._totals / self._count)}
         mean_mse, mean_psnr, mean_ssim = (self._totals / self._count).tolist()
         return {
             "mse": mean_mse,
@@ -57,7 +64,7 @@ def steps_per_image(run: Run, steps: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Reconstruction(Tree):
-    """Similarity (see `ImageSimilarity.numbers`) over all images, and the first of them as uint8."""
+    """Similarity (see `Similarity.numbers`) over all images, and the first of them as uint8."""
 
     original: Tensor
     inferred: Tensor
@@ -84,7 +91,8 @@ def reconstruct(
 
     `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None the run's setting.
     """
-    similarity = (ImageSimilarity(), ImageSimilarity())
+    run.require_images("'reconstruct'")
+    similarity = (Similarity(), Similarity())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
     run.prepare(len(images), progress, z_chain=True)
     for indices, x in batches(run, images, progress, "reconstructing", steps_per_image(run, steps)):
@@ -140,7 +148,7 @@ def compare_starts(
     """
     temperatures, lengths = _chains_from_inference(run), _lengths_from_noise(run) if from_noise else []
     names = ("inference", *temperatures, *(f"noise+{length}" for length in lengths))
-    similarity = {name: ImageSimilarity() for name in names}
+    similarity = {name: Similarity(run.config.data.is_image) for name in names}
     run.prepare(len(images), progress, z_chain=True)
     with run.world.fail_together():
         steps = comparison_steps(run, from_noise)

@@ -15,20 +15,24 @@ from torch import Tensor
 
 from dualmcmc import config_io
 from dualmcmc import rng as random_numbers
-from dualmcmc.config import Chain, Config, Data
+from dualmcmc.config import Chain, Config, Data, Engine
+from dualmcmc.data import DataSplits
+from dualmcmc.data import load as load_data
+from dualmcmc.data.custom import load_custom
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
-from dualmcmc.engine.plan import build_executors, compile_for_sampling, resolve_plan
+from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_sampling, fit_plan, resolve_plan
 from dualmcmc.engine.run_folder import locate_run, locate_snapshot
 from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
+from dualmcmc.nets.custom import Networks, as_trio
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen
 from dualmcmc.tasks.convert import as_images
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.images import Picture, grid, side_by_side, to_uint8
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import ProgressFactory, format_count, no_progress
 
 COMPILE_MIN_IMAGES = 5_000  # chains on fewer images finish before compilation would
 OVERRIDABLE = (
@@ -42,7 +46,8 @@ class Run:
     """The three networks of a run and their use.
 
     Results are (B, C, H, W) floats in [-1, 1] for images and (B, d) for latents, on `run.device`. Images may be given
-    as tensors, arrays or PIL images (`tasks.convert`). Methods that draw random numbers take `rng`; None means the
+    as tensors, arrays or PIL images (`tasks.convert`). A run on other samples than images takes and returns tensors of
+    their shape, and refuses what is for images alone. Methods that draw random numbers take `rng`; None means the
     run's own generator, seeded when the run is loaded. `steps` is the length of a chain, `temperature` the temperature
     of a z-chain; None means the run's setting. A `trace` receives the diagnostics of a chain.
     """
@@ -59,26 +64,39 @@ class Run:
         sha256: str | None = None,
         world: World = SINGLE_PROCESS,
         trained_data: Data | None = None,
+        splits: DataSplits | None = None,
     ) -> None:
         self.config, self.device, self.seed = config, device, seed
         self.images = images  # trained on
         self.trained_data = trained_data or config.data  # of the run's own images; `config.data` may be overridden
+        self._splits = splits  # data given in Python
         self.file, self.sha256, self.ema = file, sha256, ema  # of the weights
         self.world = world  # processes that share the work of `sample_batches` and of some tasks
         self.trio = trio.to(device).eval().requires_grad_(False)
-        self.plan = resolve_plan(replace(config.engine, mode="eager"), device)  # until `prepare` compiles
+        self.plan = self._resolve_plan(replace(config.engine, mode="eager"))  # until `prepare` compiles
         self._compile_failed = False
         self._on_step: Callable[[int], None] = _ignore
         self._executors = self._build_executors()
         self.rng = random_numbers.make_generator(random_numbers.derive_seed(seed, random_numbers.Stream.USE), device)
 
     def __repr__(self) -> str:
-        data, count = self.config.data, sum(parameter_counts(self.trio).values())
-        name = sanitize(self.config.preset or "own networks")
+        count, what = sum(parameter_counts(self.trio).values()), self.config.data.noun
+        shape = "x".join(map(str, self.config.data.sample_shape))
+        name = "custom networks" if self.config.nets.kind == "custom" else sanitize(self.config.preset or "unnamed")
         return (
-            f"Run({name}: {data.channels}x{data.size}x{data.size} images, {count / 1e6:.1f} M parameters, "
-            f"trained on {self.images:,} images, on {self.device})"
+            f"Run({name}: {shape} {what}, {format_count(count)} parameters, trained on {self.images:,} {what}, on "
+            f"{self.device})"
         )
+
+    def load_data(self, progress: ProgressFactory = no_progress) -> DataSplits:
+        """The run's own data: those passed to `load`, or those that its settings name."""
+        return self._splits if self._splits is not None else load_data(self.trained_data, progress)
+
+    def require_images(self, what: str) -> None:
+        """Raise `UserError` unless the run was trained on images."""
+        if not self.config.data.is_image:
+            shape = self.config.data.sample_shape
+            raise UserError(f"{what} is for images, and this run was trained on samples of shape {shape}.")
 
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
         """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. With steps=0: x_hat."""
@@ -128,7 +146,7 @@ class Run:
 
     def prepare(self, n: int, progress: ProgressFactory = no_progress, z_chain: bool = False) -> None:
         """Compile the x-chain (or z-chain) for n images, if `engine` requests it and n is large enough."""
-        plan = resolve_plan(self.config.engine, self.device)
+        plan = self._resolve_plan(self.config.engine)
         worthwhile = n >= COMPILE_MIN_IMAGES or self.config.engine.mode == "compiled"
         if not plan.compiled or not worthwhile or self._compile_failed:
             return
@@ -146,6 +164,13 @@ class Run:
     def engine(self) -> str:
         """How chains run: eager or compiled, and the precision."""
         return self.plan.summary
+
+    def _resolve_plan(self, engine: Engine) -> ExecutionPlan:
+        plan = resolve_plan(engine, self.device)
+        if self.config.nets.kind != "custom":
+            return plan
+        with eval_mode(self.trio, self.config.sampling.batchnorm):
+            return fit_plan(plan, self.trio, self.config)
 
     def _build_executors(self) -> Trio:
         with eval_mode(self.trio, self.config.sampling.batchnorm):
@@ -295,12 +320,14 @@ class Run:
         """E(x) = -f(x), (B,): low for likely images. Differentiable in x if x requires a gradient."""
         x = self._images(x)
         if not (torch.is_grad_enabled() and x.requires_grad):
-            return self._in_batches(self.trio.energy, x)
+            return self._in_batches(lambda part: self.trio.energy(part).flatten(), x)
         with eval_mode(self.trio, self.config.sampling.batchnorm):
-            return torch.cat([self.trio.energy(part.to(self.device)) for part in x.split(self.config.sampling.batch)])
+            parts = x.split(self.config.sampling.batch)
+            return torch.cat([self.trio.energy(part.to(self.device)).flatten() for part in parts])
 
     def picture(self, *images: Any, captions: Sequence[str] = (), columns: int | None = None) -> Picture:
         """Grids of images next to each other, each below its caption; Jupyter shows it, `save` writes a PNG."""
+        self.require_images("a picture")
         grids = [grid(to_uint8(self._images(x)).cpu(), columns or max(1, round(len(x) ** 0.5))) for x in images]
         if not grids or (captions and len(captions) != len(grids)):
             raise UserError(f"{len(captions)} captions for {len(grids)} sets of images: give one for each.")
@@ -392,12 +419,20 @@ def load(
     seed: int = 0,
     overrides: Sequence[str] = (),
     world: World = SINGLE_PROCESS,
+    *,
+    networks: Networks | None = None,
+    data: Any = None,
+    test_data: Any = None,
 ) -> Run:
     """A run from its folder, from a snapshot file, or from pretrained weights by name.
 
     ema=False loads the weights as trained instead of their average; this needs the run folder. `overrides` change how
     the run is used: "sampling.steps=70", "sampling.batch=100". `data.crop`, `data.resize` and `data.skip_bad` apply to
     other images than the run's own.
+
+    `networks`: modules like those that were trained, if they are not described by the run's settings; the weights are
+    loaded into a copy. `data`, `test_data`: the run's data, if they were passed to `train`; only tasks that use the
+    run's own data need them.
     """
     target = world.device(resolve_device(str(device)))
     if ema:
@@ -410,11 +445,23 @@ def load(
         file = folder.latest_state()
         tensors, info, sha256 = load_state_without_ema(file)
     config = stored_config(info, file)
-    trio = build_from_tensors(config, tensors, file)
+    trio = build_from_tensors(config, tensors, file, None if networks is None else as_trio(networks))
+    splits = None if data is None else _load_custom(config, data, test_data)
     set_deterministic(target, config.train.deterministic)
     used = _override(config, overrides)
     trained_data = replace(config.data, path=used.data.path, test_path=used.data.test_path)
-    return Run(used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data)
+    return Run(used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data, splits)
+
+
+def _load_custom(config: Config, data: Any, test_data: Any) -> DataSplits:
+    """Data passed to `load`, if they have the shape of those that the run was trained on."""
+    used, splits = load_custom(config.data, data, test_data)
+    if used.sample_shape != config.data.sample_shape:
+        raise UserError(
+            f"the run was trained on samples of shape {config.data.sample_shape}; those in data have shape "
+            f"{used.sample_shape}."
+        )
+    return splits
 
 
 def _override(config: Config, overrides: Sequence[str]) -> Config:

@@ -31,7 +31,9 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
     .png: generator samples and revised ones, with captions. .npz: uint8 arrays `generator` and `revised` (N, H, W, C),
     written batch by batch, so that memory does not grow with n. All processes draw, rank 0 writes.
     """
+    run.require_images("'sample'")
     run.check_same_weights()
+    channels, height, width = run.config.data.sample_shape
     with run.world.fail_together():
         if run.world.is_main:
             check_output(out, ".png", ".npz")
@@ -40,12 +42,12 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
         if n > MAX_IN_PICTURE and out.suffix.lower() == ".png":
             raise UserError(f"-n {n} is too many for a picture (at most {MAX_IN_PICTURE:,}): use --out FILE.npz.")
         if run.world.is_main and out.suffix.lower() == ".npz":
-            _check_space(out, 3 * n * run.config.data.size**2 * run.config.data.channels)  # one array is written twice
+            _check_space(out, 3 * n * channels * height * width)  # one array is written twice
     totals = torch.zeros(3, dtype=torch.float64)
     kept: list[tuple[Tensor, Tensor]] = []
     run.prepare(n, progress)
     with ExitStack() as stack:
-        shape = (n, run.config.data.size, run.config.data.size, run.config.data.channels)
+        shape = (n, height, width, channels)
         to_npz = out.suffix.lower() == ".npz" and run.world.is_main
         add = stack.enter_context(_npz_writer(out, shape)) if to_npz else None
         work = run.config.sampling_chain.steps + 1  # per image

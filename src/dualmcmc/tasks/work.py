@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ def default_count(run: Run, available: int, steps: int) -> int:
     """
     if run.device.type != "cpu":
         return available
-    return min(available, max(2, CPU_WORK // (run.config.data.size**2 * steps)))
+    return min(available, max(2, CPU_WORK // (_pixels(run) * steps)))
 
 
 def reduction_note(*parts: tuple[int, int, str]) -> list[str]:
@@ -34,7 +35,13 @@ def reduction_note(*parts: tuple[int, int, str]) -> list[str]:
 
 def inception_steps(run: Run) -> int:
     """The steps of a chain that take as long as one image through Inception."""
-    return INCEPTION_WORK // run.config.data.size**2
+    return INCEPTION_WORK // _pixels(run)
+
+
+def _pixels(run: Run) -> int:
+    """Of an image; of other samples, their values."""
+    shape = run.config.data.sample_shape
+    return math.prod(shape[1:] if run.config.data.is_image else shape)
 
 
 @contextmanager

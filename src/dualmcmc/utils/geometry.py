@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dualmcmc.utils.errors import UserError
 
+MAX_SIZE = 1024  # pixels
+
 
 def downsampling_stages(size: int) -> tuple[int, int]:
     """(base, n) with size = base * 2^n and base in 4..7: the smallest feature map and the number of halvings.
@@ -19,3 +21,12 @@ def downsampling_stages(size: int) -> tuple[int, int]:
             "64 or 256."
         )
     return base, count
+
+
+def is_supported_size(size: int) -> bool:
+    """Whether the networks support images of this side."""
+    try:
+        downsampling_stages(size)
+    except UserError:
+        return False
+    return size <= MAX_SIZE

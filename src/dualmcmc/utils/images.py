@@ -33,6 +33,11 @@ def from_uint8(x: Tensor) -> Tensor:
     return x.float() / 127.5 - 1
 
 
+def as_float(x: Tensor) -> Tensor:
+    """What the networks see of stored samples: uint8 pixels in [-1, 1], floats as they are."""
+    return from_uint8(x) if x.dtype == torch.uint8 else x
+
+
 def grid(images: Tensor, columns: int) -> Tensor:
     """(N, C, H, W) uint8 images as one (C, h, w) grid, row by row on white, small ones enlarged by an integer."""
     count, channels, height, width = images.shape

@@ -229,7 +229,7 @@ class BarReporter(Reporter):
 
     def advance(self, images: int, iteration: int) -> None:
         self._pace.advance(images, iteration)
-        done, total = (_format_count(count) for count in (self._pace.images, self._pace.total))
+        done, total = (format_count(count) for count in (self._pace.images, self._pace.total))
         count, left = f"{done}/{total} {self._pace.rate}", self._pace.left
         self._progress.update(self._task, completed=self._pace.images, count=count, left=left)
 
@@ -258,7 +258,8 @@ def _training_bar() -> Progress:
     )
 
 
-def _format_count(count: float) -> str:
+def format_count(count: float) -> str:
+    """Such as 1.2M, 3.4k or 56."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.1f}{letter}"

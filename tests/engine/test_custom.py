@@ -1,0 +1,260 @@
+"""Networks and data given in Python get the run that the command gives: the same weights, resumable, durable."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dualmcmc
+from dualmcmc import Trio, UserError, data
+from dualmcmc.engine import plan
+from dualmcmc.engine.executor import Executor
+from dualmcmc.engine.log import read_log
+from dualmcmc.engine.plan import ExecutionPlan, fit_plan
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.trainer import train
+from dualmcmc.nets import build
+from tests.conftest import tiny
+from tests.custom import BreaksCompiler, image_networks, plane_config, plane_networks, points
+from tests.engine.test_trainer import Recorder, assert_equal, latest
+
+CPU = torch.device("cpu")
+
+
+def images():
+    """The images of `digits`, a part of which `tiny` holds out."""
+    return data.load(tiny("data.holdout=0").data).train.tensor()
+
+
+def snapshot(folder):
+    return load_file(RunFolder(folder).snapshot)
+
+
+def test_copies_of_our_networks_train_bit_for_bit_as_by_the_command(call, tmp_path):
+    config = tiny("seed=3", "nets.energy_slope=1")
+    train(config, tmp_path / "plain", "cpu")
+    train(config, tmp_path / "custom", "cpu", networks=build(config), data=images())
+    assert_equal(latest(tmp_path / "plain"), latest(tmp_path / "custom"))
+    assert_equal(snapshot(tmp_path / "plain"), snapshot(tmp_path / "custom"))
+    stored = dualmcmc.load_config(str(tmp_path / "custom" / "config.yaml"))
+    assert (stored.nets.kind, stored.data.source) == ("custom", "custom")
+    assert stored.nets.energy_slope == 1
+    assert stored.description == "digits with custom networks and data"
+    assert "energy: dualmcmc.nets.energy.SimpleEnergy" in stored.nets.classes
+
+
+@pytest.mark.parametrize("kind", ["images", "plane"])
+def test_resume_is_exact(tmp_path, kind):
+    """Tied weights, dropout, BatchNorm, spectral norm, buffers that are not saved; and samples that are not images."""
+    if kind == "images":
+        config, build_networks, samples = tiny("train.images=96", "train.save_every=48"), image_networks, images()
+    else:
+        config, build_networks = plane_config("train.images=96", "train.save_every=48"), plane_networks
+        samples = points(40)
+    for name, stops in (("whole", [None]), ("parts", [48, None])):
+        for number, stop in enumerate(stops):
+            torch.manual_seed(number if name == "parts" and number else 0)  # another process: other initial weights
+            networks = build_networks()
+            torch.manual_seed(7 + number)
+            given = None if number else config
+            result = train(
+                given, tmp_path / name, "cpu", resume=bool(number), max_images=stop, networks=networks, data=samples
+            )
+    assert (result.stop_reason, result.images) == ("finished", 96)
+    whole, parts = latest(tmp_path / "whole"), latest(tmp_path / "parts")
+    noise = {key for key in whole if key.startswith("rng.")}  # the two processes started with other global generators
+    assert_equal(*({k: v for k, v in state.items() if k not in noise} for state in (whole, parts)))
+
+
+def test_networks_are_trained_in_place(tmp_path):
+    networks = plane_networks()
+    before = networks.energy[0].weight.clone()
+    train(plane_config("ema.half_life=0"), tmp_path / "run", "cpu", networks=networks, data=points())
+    assert not torch.equal(networks.energy[0].weight, before)
+    saved = snapshot(tmp_path / "run")
+    assert_equal(saved, {name: saved[name] for name in networks.state_dict()})
+    assert torch.equal(saved["energy.0.weight"], networks.energy[0].weight)
+
+
+def test_samples_that_are_not_images(tmp_path):
+    folder = tmp_path / "run"
+    train(plane_config(), folder, "cpu", networks=plane_networks(), data=points(), test_data=points(50, 1))
+    assert not list(RunFolder(folder).samples.iterdir())  # no pictures
+    run = dualmcmc.load(folder, "cpu", networks=plane_networks(), data=points(), test_data=points(50, 1))
+    assert "custom networks: 2 samples" in repr(run)
+    assert run.sample(5).shape == (5, 2)
+    assert run.energy(points(7)).shape == (7,)
+    assert run.reconstruct(points(7)).shape == (7, 2)
+    evaluation = dualmcmc.evaluate(run)
+    assert set(evaluation.reconstruction["inference"]) == {"mse"}
+    assert evaluation.reconstructed["held-out images"] == 50
+    detection = dualmcmc.outliers(run, points(20), {"far": points(20) + 30}, ["energy", "typicality"])
+    assert set(detection.numbers["far"]) == {"energy", "typicality"}
+    path, numbers = dualmcmc.write_report(folder, "cpu", networks=plane_networks(), data=points())
+    assert numbers["mse_revised"] > 0
+    assert "samples of shape 2" in path.read_text()
+    for refused in (
+        lambda: dualmcmc.evaluate(run, "fid"),
+        lambda: dualmcmc.inpaint(run, points(5), "M20"),
+        lambda: run.picture(points(4)),
+    ):
+        with pytest.raises(UserError, match=r"is for images, and this run was trained on samples of shape \(2,\)"):
+            refused()
+    for wrong in (torch.zeros(3, 5), torch.zeros(3, 2, dtype=torch.int64), "text"):
+        with pytest.raises(UserError, match="samples"):
+            run.energy(wrong)
+
+
+def test_nothing_is_imported_from_the_run(tmp_path):
+    """Without the networks a run says which they were; a name in its settings is no more than a note."""
+    folder = tmp_path / "run"
+    train(plane_config(), folder, "cpu", networks=plane_networks(), data=points())
+    with pytest.raises(UserError, match=r"tests\.custom\.PlaneInference.*pass them"):
+        dualmcmc.load(folder)
+    with pytest.raises(UserError, match=r"nets\.kind=custom: pass the networks"):
+        train(None, folder, "cpu", resume=True, data=points())
+    with pytest.raises(UserError, match="does not match its networks"):
+        dualmcmc.load(folder, networks=image_networks())
+    with pytest.raises(UserError, match=r"data were passed in Python: pass them again"):
+        train(None, folder, "cpu", resume=True, networks=plane_networks())
+    with pytest.raises(UserError, match="must resume on the same data"):
+        train(None, folder, "cpu", resume=True, networks=plane_networks(), data=points(seed=5))
+    with pytest.raises(UserError, match=r"shape \(2,\); those in data have shape \(3,\)"):
+        dualmcmc.load(folder, networks=plane_networks(), data=torch.zeros(5, 3))
+    run = dualmcmc.load(folder, "cpu", networks=plane_networks())
+    with pytest.raises(UserError, match="pass them again"):
+        dualmcmc.evaluate(run)
+
+
+def test_bad_arguments(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match="config is None"):
+        train(None, out)
+    with pytest.raises(UserError, match="test_data is given without data"):
+        train("digits", out, test_data=points())
+    with pytest.raises(UserError, match="need square images of a supported size"):
+        train(tiny(), out, "cpu", data=points())
+    with pytest.raises(UserError, match=r"networks\.energy failed on inputs of shape \(2, 7\)"):
+        train(plane_config(), out, "cpu", networks=plane_networks(), data=torch.zeros(50, 7))
+    with pytest.raises(UserError, match="energy_consistency is for images"):
+        config = plane_config("teaching.energy_consistency=1")
+        train(config, out, "cpu", networks=plane_networks(), data=points())
+    assert not out.exists()
+
+
+def test_other_settings_cannot_be_resumed(tmp_path):
+    config, out = plane_config("train.images=32"), tmp_path / "run"
+    train(config, out, "cpu", networks=plane_networks(), data=points())
+    with pytest.raises(UserError, match=r"cannot change seed from 0 to 1"):
+        train(plane_config("seed=1"), out, "cpu", resume=True, networks=plane_networks(), data=points())
+
+
+def test_callbacks(tmp_path):
+    logged, saved = [], []
+    train(
+        plane_config("train.images=64", "train.save_every=32"), tmp_path / "run", "cpu",
+        networks=plane_networks(), data=points(), on_log=logged.append, on_save=lambda *facts: saved.append(facts),
+    )  # fmt: skip
+    entries = read_log(RunFolder(tmp_path / "run").log)
+    assert [stats["images"] for stats in logged] == [e["images"] for e in entries if e["kind"] == "train"]
+    assert {"energy_gap", "reconstruction_mse", "iterations_per_second"} <= logged[-1].keys()
+    assert saved == [(images, RunFolder(tmp_path / "run").snapshot) for images in (0, 32, 64)]
+
+
+def test_exception_in_a_callback_ends_the_run(tmp_path):
+    def stop(images, snapshot):
+        if images >= 32:
+            raise RuntimeError("enough")
+
+    config, out = plane_config("train.images=96", "train.save_every=32"), tmp_path / "run"
+    with pytest.raises(RuntimeError, match="enough"):
+        train(config, out, "cpu", networks=plane_networks(), data=points(), on_save=stop)
+    result = train(None, out, "cpu", resume=True, networks=plane_networks(), data=points())
+    assert (result.images, result.stop_reason) == (96, "finished")
+
+
+def test_stopped_by_a_signal(tmp_path):
+    stop = Recorder(3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    result = train(plane_config(), tmp_path / "run", "cpu", networks=plane_networks(), data=points(), reporter=stop)
+    assert (result.stop_reason, result.iterations) == ("SIGINT", 3)
+    assert RunFolder(tmp_path / "run").latest_state().stem == f"{3 * 16:012d}"
+
+
+def test_compiled(tmp_path, quick_compiler):
+    """Layers of every kind run compiled and give the same, up to rounding."""
+    for mode in ("eager", "compiled"):
+        torch.manual_seed(0)
+        networks = image_networks()
+        networks.generator.drop.p = 0.0  # compiled dropout draws other numbers
+        config = tiny("train.images=48", f"engine.mode={mode}")
+        result = train(config, tmp_path / mode, "cpu", networks=networks, data=images())
+        assert result.engine == f"{mode}, float32"
+    eager, compiled = snapshot(tmp_path / "eager"), snapshot(tmp_path / "compiled")
+    assert all(torch.allclose(value, compiled[name], atol=1e-4) for name, value in eager.items())
+
+
+def test_networks_that_cannot_be_compiled_run_eagerly(tmp_path, quick_compiler):
+    parts = dict(image_networks().named_children())
+    networks, messages = Trio(**parts | {"energy": BreaksCompiler()}), Recorder()
+    config = tiny("train.images=48", "engine.mode=compiled")
+    result = train(config, tmp_path / "run", "cpu", networks=networks, data=images(), reporter=messages)
+    assert result.engine == "eager, float32"
+    assert len([text for text in messages.messages if "running eagerly: compilation failed" in text]) == 1
+    notes = [json.dumps(entry) for entry in read_log(RunFolder(tmp_path / "run").log) if entry["kind"] == "note"]
+    assert "compilation failed" in notes[0]
+
+
+class Halves(torch.nn.Module):
+    """An energy whose activations must be float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.weight = torch.nn.Conv2d(1, 8, 3), torch.nn.Parameter(torch.ones(8 * 36))
+
+    def forward(self, x):
+        return self.conv(x).flatten(1) @ self.weight
+
+
+def test_precision_that_networks_do_not_support():
+    parts = dict(image_networks().named_children())
+    config = tiny("engine.precision=bfloat16")
+    requested = ExecutionPlan(False, "bfloat16", CPU)
+    networks = Trio(**parts | {"energy": Halves()})
+    found = fit_plan(requested, networks, config)
+    assert found.precision == "float32"
+    assert "convolutions in float32: networks.energy fails with convolutions in bfloat16" in found.notes[0]
+    assert fit_plan(requested, image_networks(), config) == requested
+    assert fit_plan(ExecutionPlan(False, "float32", CPU), networks, tiny()).notes == ()
+
+
+class Rebound(torch.nn.Module):
+    """An energy that an executor's copy of its layers would not follow: it uses a tensor that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(64, 1)
+        self.weight = [self.head.weight]
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight[0].mT
+
+
+def test_networks_that_are_no_functions_of_their_parameters_run_as_they_are():
+    networks = Trio(**dict(image_networks().named_children()) | {"energy": Rebound()})
+    found = fit_plan(ExecutionPlan(True, "float32", CPU), networks, tiny())
+    assert not found.compiled
+    assert "running eagerly: networks.energy" in found.notes[0]
+    with pytest.raises(UserError, match=r"engine\.micro_batch does not support these networks"):
+        fit_plan(ExecutionPlan(False, "float32", CPU), networks, tiny("engine.micro_batch=2"))
+
+
+def test_micro_batches(tmp_path):
+    config = tiny("train.images=32", "engine.micro_batch=4")
+    networks = build(config)
+    train(config, tmp_path / "plain", "cpu")
+    train(config, tmp_path / "custom", "cpu", networks=networks, data=images())
+    assert_equal(snapshot(tmp_path / "plain"), snapshot(tmp_path / "custom"))
+    assert isinstance(plan.build_executors(networks, config, ExecutionPlan(False, "float32", CPU)).energy, Executor)
