@@ -4,11 +4,14 @@
     x = run.sample(64)                      # EBM samples; also revise_x, infer, revise_z,
                                             # reconstruct, generate, energy
     dualmcmc.evaluate(run)                  # FID, MSE, PSNR, SSIM; also inpaint, interpolate, outliers
-    config = dualmcmc.load_config("digits", ["train.batch=64"])
-    dualmcmc.train(config, "runs/mine")     # what the command `dualmcmc train` calls
+    dualmcmc.train("digits", "runs/mine")   # what the command `dualmcmc train` calls
+    dualmcmc.doctor("runs/mine")            # is it healthy; also write_report
 
-On your own networks and data: `Trio`, `Teaching`, `Chain`, `Optimizers` and `step`; the chains alone:
-`revise_x`, `revise_z`, `Trace`.
+    networks = dualmcmc.Trio(energy, generator, inference)  # your own modules, on your own data
+    dualmcmc.train("vectors", "runs/own", networks=networks, data=points)
+
+A training loop of your own: `Teaching`, `Chain`, `Optimizers` and `step`; the chains alone: `revise_x`, `revise_z`,
+`Trace`.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ _MODULES = {
     "load_features": "dualmcmc.tasks.fid",
     "Run": "dualmcmc.tasks.run",
     "load": "dualmcmc.tasks.run",
+    "doctor": "dualmcmc.report.doctor",
     "write_report": "dualmcmc.report.page",
     "load_config": "dualmcmc.config_io",
     "Diverged": "dualmcmc.utils.errors",
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from dualmcmc.methods import Losses, Optimizers
     from dualmcmc.methods.dual_mcmc import dual_mcmc, step
     from dualmcmc.nets import Gaussian, Trio
+    from dualmcmc.report.doctor import doctor
     from dualmcmc.report.page import write_report
     from dualmcmc.tasks.evaluate import evaluate
     from dualmcmc.tasks.fid import load_features
@@ -65,8 +70,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Chain", "Config", "Diverged", "Gaussian", "Losses", "Optimizers", "Run", "Teaching", "Trace", "Trio",
-    "UserError", "dual_mcmc", "evaluate", "inpaint", "interpolate", "load", "load_config", "load_features", "outliers",
-    "revise_x", "revise_z", "step", "train", "write_report",
+    "UserError", "doctor", "dual_mcmc", "evaluate", "inpaint", "interpolate", "load", "load_config", "load_features",
+    "outliers", "revise_x", "revise_z", "step", "train", "write_report",
 ]  # fmt: skip
 
 

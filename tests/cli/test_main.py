@@ -1,6 +1,7 @@
 """The command as a whole: help, completion, usage errors, signals, pipes."""
 
 import importlib.abc
+import gc
 import os
 import signal
 import subprocess
@@ -149,6 +150,7 @@ def test_closed_pipe_gives_no_traceback(command):
     assert printed == ""
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_removes_half_written_files(call, run_folder, tmp_path, monkeypatch, number):
     """Also between opening an archive member and keeping a reference to it, when the archive cannot be closed."""
@@ -166,6 +168,7 @@ def test_signal_removes_half_written_files(call, run_folder, tmp_path, monkeypat
     assert (answer.code, answer.err) == (128 + number, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     assert signal.getsignal(number) == before
+    gc.collect()  # the archive's finalizer raises; within ast.parse of another test that would be fatal (CPython 106905)
 
 
 @pytest.mark.parametrize("lost", ["stdout", "stderr"])

@@ -1,10 +1,12 @@
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from dualmcmc.utils import progress
+from dualmcmc.utils.notebook import NotebookBar, in_notebook
 
 STATS = {"energy_gap": 0.5, "energy_slope": 0.1, "reconstruction_mse": 0.01, "z_displacement_rms": 0.2}
 
@@ -170,3 +172,75 @@ def test_bar_reporter(capsys, monkeypatch):
     reporter.stats(STATS)
     reporter.stop()
     assert "40/100" in capsys.readouterr().err
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a notebook shows below a cell: the states of each display, in order."""
+    displays = []
+
+    def display(thing, display_id):
+        assert display_id is True
+        states = [thing._repr_html_()]
+        displays.append(states)
+        return SimpleNamespace(update=lambda thing: states.append(thing._repr_html_()))
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    kernel = SimpleNamespace(config={"IPKernelApp": {}})
+    return displays
+
+
+def test_ipython_on_a_terminal_is_no_notebook(monkeypatch):
+    for shell in (None, SimpleNamespace(config={})):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert not in_notebook()
+
+
+def test_notebook_bar(notebook, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "REDRAW_INTERVAL", 0.01)
+    with progress.show_progress("reading <a>", 10, "images") as advance:
+        advance(5)
+        ended = time.monotonic() + 60
+        while not notebook and time.monotonic() < ended:
+            time.sleep(0.01)
+        advance(5)
+    (states,) = notebook
+    assert '<progress value="0.500"></progress>' in states[0]
+    assert '<progress value="1.000"></progress>' in states[-1]
+    assert "reading &lt;a&gt;: 10 of 10 images" in states[-1]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_notebook_bar_without_a_total(notebook):
+    bar = NotebookBar()
+    bar.update(None, "24 images")
+    assert notebook == [["<progress></progress> <code>24 images</code>"]]
+    assert repr(bar) == "24 images"
+
+
+def test_short_work_shows_no_notebook_bar(notebook):
+    with progress.show_progress("reading", 10, "images") as advance:
+        advance(10)
+    assert notebook == []
+
+
+def test_notebook_reporter(notebook, clock, capsys):
+    reporter = progress.make_reporter()
+    reporter.message("hello")
+    reporter.start(0, 1000)
+    for iteration in range(1, 100):
+        clock[0] += 0.01
+        reporter.advance(10 * iteration, iteration)
+    reporter.stats(STATS)
+    reporter.stop()
+    assert capsys.readouterr() == (f"hello\n{progress.LEGEND}\n", "")
+    (states,) = notebook
+    assert len(states) == 3  # at 0, 0.5 seconds and the end, not for every iteration
+    assert states[-1].startswith('<progress value="0.990"></progress> <code>train: 990/1.0k  100 it/s')
+    assert "gap 0.5" in states[-1]
+
+
+def test_notebook_reporter_before_training(notebook):
+    progress.NotebookReporter().stop()
+    assert notebook == []

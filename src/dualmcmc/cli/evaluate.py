@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualmcmc import config_io
 from dualmcmc.cli.data import Crop, SkipBad, check_choice
 from dualmcmc.cli.networks import Networks, import_networks
 from dualmcmc.cli.options import (
@@ -248,42 +247,26 @@ def doctor(
     Reads only the log, so the run may be training, stopped, killed or diverged. Exit codes: 0 healthy or warnings,
     1 unhealthy, 2 bad input.
     """
-    from dualmcmc.engine.log import read_log
-    from dualmcmc.engine.run_folder import RunFolder
-    from dualmcmc.health import examine
-    from dualmcmc.health.findings import format_findings, verdict
-    from dualmcmc.health.history import History
+    from dualmcmc.report.doctor import doctor as diagnose
 
-    folder = RunFolder(expand_user(target))
-    folder.require_run()
-    if not folder.log.is_file():
-        raise UserError(f"'{folder.root}' has no log.jsonl: train there first, or choose another run.")
     if out is not None:
         from dualmcmc.utils.plots import check_plots
 
         check_plots()
         check_output(out, ".png")
-    config, log = config_io.load_stored_config(folder.config), read_log(folder.log)
-    findings, history = examine(log, config), History(log)
+    diagnosis = diagnose(target)
     if out is not None:
-        from dualmcmc.health.findings import healthy_ranges
-        from dualmcmc.report.curves import plot_log
-        from dualmcmc.utils.images import save_png
-
-        bands = {name: (span.low, span.high) for name, span in healthy_ranges(config).items()}
-        save_png(plot_log(history.lines, bands), out)
+        diagnosis.curves().save(out)
     if as_json:
-        facts = {"run": str(folder.root), "verdict": verdict(findings), "images": history.images}
-        facts["lines"] = len(history.lines)
-        print_json({**facts, "findings": [vars(f) for f in findings], "file": None if out is None else str(out)})
+        facts = {"run": str(expand_user(target)), "verdict": diagnosis.verdict, "images": diagnosis.images}
+        facts["lines"] = len(diagnosis.history.lines)
+        findings = [vars(finding) for finding in diagnosis.findings]
+        print_json({**facts, "findings": findings, "file": None if out is None else str(out)})
     else:
-        count = len(history.lines)
-        show(f"{verdict(findings)} ({history.images:,} images, {count:,} log line{'s' * (count != 1)})")
-        for line in format_findings(findings):
-            show(line)
+        show(str(diagnosis))
         if out is not None:
             show(f"picture: {out}")
-    if verdict(findings) == "unhealthy":
+    if diagnosis.verdict == "unhealthy":
         raise typer.Exit(1)
 
 

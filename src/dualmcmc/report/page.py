@@ -31,7 +31,7 @@ from dualmcmc.utils.device import set_num_threads
 from dualmcmc.utils.errors import UserError, printable, sanitize
 from dualmcmc.utils.files import expand_user, write_text
 from dualmcmc.utils.images import before_and_after, encode_png, to_uint8
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
 
 LABELS = {
     "fd_pixels_generator": "Fréchet distance (pixels) to held-out images: generator samples",
@@ -78,7 +78,7 @@ def write_report(
     out: Path | None = None,
     ema: bool = True,
     seed: int = 0,
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = show_progress,
     *,
     networks: Networks | None = None,
     data: Any = None,

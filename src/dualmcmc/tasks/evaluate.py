@@ -26,7 +26,7 @@ from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.tasks.work import inception_steps, step_progress
 from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.images import to_uint8
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
 from dualmcmc.utils.tree import Tree
 
 SAMPLE_METRICS = ("fid", "is", "kid", "precision", "recall")
@@ -78,7 +78,7 @@ def evaluate(
     samples: int = 50_000,
     images: data.DataSplits | None = None,
     features: FeatureExtractor | None = None,
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = show_progress,
     reconstructions: int | None = None,
 ) -> Evaluation:
     """Measure a run. `metrics`: `DEFAULT` if None, or "mse" if the run was not trained on images.
@@ -99,6 +99,8 @@ def evaluate(
         raise UserError(f"-n must be at least 2, not {samples}.")
     check_no_image_overrides(run)
     run.check_same_weights()
+    if not run.world.is_main:
+        progress = no_progress
     result = Evaluation()
     sample_metrics = [name for name in wanted if name in SAMPLE_METRICS]
     if sample_metrics:

@@ -32,7 +32,7 @@ from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import grid, side_by_side, to_uint8
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import ProgressFactory, show_progress
 from dualmcmc.utils.tree import Tree
 
 STAGES = ("inference", "z_chain", "x_chain")
@@ -93,7 +93,7 @@ def inpaint(
     images: Any,
     mask: str,
     keep: int = 12,
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = show_progress,
     temperature: float | None = 0.0,
 ) -> Inpainting:
     """Hide part of each image and fill it in, in bounded memory; the result includes the first `keep` images.

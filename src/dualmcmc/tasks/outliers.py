@@ -19,7 +19,7 @@ from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError, nearest, sanitize
 from dualmcmc.utils.images import stacked
 from dualmcmc.utils.plots import histograms
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import ProgressFactory, show_progress
 from dualmcmc.utils.tree import Tree
 
 SCORES = {
@@ -57,7 +57,7 @@ def outliers(
     in_distribution: Any,
     others: Mapping[str, Any],
     scores: list[str],
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = show_progress,
 ) -> Detection:
     """Score the run's held-out images and those of other datasets; a higher score means more of an outlier.
 

@@ -1,4 +1,4 @@
-"""Progress on standard error: a live bar on a terminal, plain lines elsewhere.
+"""Progress: a live bar on a terminal or in a notebook, plain lines on standard error elsewhere.
 
 The first line comes after two seconds, the next ones every ten. The remaining time is shown once it can be estimated.
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from dualmcmc.utils.notebook import NotebookBar, in_notebook
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -21,6 +23,7 @@ Advance = Callable[[float], None]  # by a number of units; a part of an image co
 ProgressFactory = Callable[[str, int | None, Unit], AbstractContextManager[Advance]]  # (task, total, unit)
 FIRST_LINE = 2.0  # seconds until the first plain line
 LINE_INTERVAL = 10.0  # seconds between two of them
+REDRAW_INTERVAL = 0.5  # seconds between two updates of a bar in a notebook
 MIN_ELAPSED = 1.0  # seconds of work on which an estimate is based
 SHOWN_STATS = {"energy_gap": "gap", "energy_slope": "slope", "reconstruction_mse": "mse"}
 LEGEND = "gap: E(samples) - E(data); slope: mean |dE/dx|; mse: reconstruction error per pixel"
@@ -33,6 +36,8 @@ def no_progress(task: str, total: int | None, unit: Unit) -> AbstractContextMana
 
 def show_progress(task: str, total: int | None, unit: Unit) -> AbstractContextManager[Advance]:
     """Show what is done, the rate and the remaining time."""
+    if in_notebook():
+        return _notebook_bar(task, total, unit)
     return _bar(task, total, unit) if sys.stderr.isatty() else _lines(task, total, unit)
 
 
@@ -62,6 +67,11 @@ class Pace:
         """Whole units, at most the total: the last batch may exceed it."""
         done = int(self._done + 1e-6)  # parts of a unit may add up to a little less than one
         return done if self.total is None else min(done, int(self.total))
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the total that is done; None if there is none."""
+        return self.done / self.total if self.total else None
 
     @property
     def rate(self) -> float | None:
@@ -117,15 +127,28 @@ def _lines(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
 
 
 @contextmanager
-def _repeatedly(show: Callable[[], None]) -> Iterator[None]:
-    """Call `show` after the first two seconds of the block and then every ten, from a thread."""
+def _notebook_bar(task: str, total: int | None, unit: Unit) -> Iterator[Advance]:
+    pace, bar = Pace(total), NotebookBar()
+
+    def show() -> None:
+        bar.update(pace.fraction, f"{task}: {_format_state(pace, unit)}")
+
+    with _repeatedly(show, REDRAW_INTERVAL, REDRAW_INTERVAL):
+        yield pace.advance
+    if bar.shown:
+        show()
+
+
+@contextmanager
+def _repeatedly(show: Callable[[], None], first: float | None = None, interval: float | None = None) -> Iterator[None]:
+    """Call `show` from a thread, after the `first` seconds of the block (2) and then at every `interval` (10)."""
     ended = threading.Event()
 
     def loop() -> None:
-        wait = FIRST_LINE
+        wait = FIRST_LINE if first is None else first
         while not ended.wait(wait):
             show()
-            wait = LINE_INTERVAL
+            wait = LINE_INTERVAL if interval is None else interval
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
@@ -201,7 +224,9 @@ class Reporter:
 
 
 def make_reporter() -> Reporter:
-    """A bar on a terminal, plain lines elsewhere."""
+    """A bar on a terminal or in a notebook, plain lines elsewhere."""
+    if in_notebook():
+        return NotebookReporter()
     return BarReporter() if sys.stderr.isatty() else LineReporter()
 
 
@@ -289,6 +314,41 @@ class LineReporter(Reporter):
         self._next = now + LINE_INTERVAL
         count = f"{self._pace.images:,}/{self._pace.total:,} images"
         print_line("  ".join(part for part in (count, self._pace.rate, self._pace.left, format_stats(values)) if part))
+
+
+class NotebookReporter(Reporter):
+    """A bar below the cell, and messages on standard output: notebooks show standard error as if something failed."""
+
+    progress = staticmethod(show_progress)
+
+    def __init__(self) -> None:
+        self._bar, self._stats, self._next = NotebookBar(), "", 0.0
+
+    def message(self, text: str) -> None:
+        print(text)
+
+    def start(self, images: int, total: int) -> None:
+        self._pace = TrainingPace(images, total)
+        self.message(LEGEND)
+
+    def advance(self, images: int, iteration: int) -> None:
+        self._pace.advance(images, iteration)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + REDRAW_INTERVAL
+            self._show()
+
+    def stats(self, values: dict[str, float]) -> None:
+        self._stats = format_stats(values)
+
+    def stop(self) -> None:
+        if self._bar.shown:
+            self._show()
+
+    def _show(self) -> None:
+        pace = self._pace
+        done, total = format_count(pace.images), format_count(pace.total)
+        parts = (f"train: {done}/{total}", pace.rate, pace.left, self._stats)
+        self._bar.update(pace.images / pace.total, "  ".join(part for part in parts if part))
 
 
 class TrainingPace:
