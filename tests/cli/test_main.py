@@ -1,7 +1,7 @@
 """The command as a whole: help, completion, usage errors, signals, pipes."""
 
-import importlib.abc
 import gc
+import importlib.abc
 import os
 import signal
 import subprocess
@@ -168,7 +168,7 @@ def test_signal_removes_half_written_files(call, run_folder, tmp_path, monkeypat
     assert (answer.code, answer.err) == (128 + number, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     assert signal.getsignal(number) == before
-    gc.collect()  # the archive's finalizer raises; within ast.parse of another test that would be fatal (CPython 106905)
+    gc.collect()  # the archive's finalizer raises; during another test's ast.parse that would be fatal (CPython 106905)
 
 
 @pytest.mark.parametrize("lost", ["stdout", "stderr"])

@@ -6,7 +6,7 @@ from PIL import Image
 from dualmcmc.config import Data
 from dualmcmc.data.images import ImageSpec, decode
 from dualmcmc.data.store import MemoryStore
-from dualmcmc.tasks.convert import as_images, as_store
+from dualmcmc.tasks.convert import as_images, as_latents, as_store
 from dualmcmc.utils.errors import UserError
 
 GREY, RGB = Data(size=8, channels=1), Data(size=8, channels=3)
@@ -113,3 +113,29 @@ def test_stores():
     assert as_store(store, RGB) is store
     assert isinstance(as_store(EXPECTED.float(), RGB), MemoryStore)
     assert np.array_equal(as_store(EXPECTED.float(), RGB).tensor().permute(0, 2, 3, 1).numpy(), PIXELS)
+
+
+def test_latents():
+    z = torch.randn(3, 4)
+    for given in (z, z.numpy(), z.double(), z.double().numpy()):
+        assert torch.equal(as_latents(given, 4), z)
+        assert torch.equal(as_latents(given, 4, 3), z)
+    z.requires_grad_()
+    assert as_latents(z, 4) is z
+
+
+@pytest.mark.parametrize(
+    ("z", "count", "message"),
+    [
+        (torch.zeros(2, 3), None, r"latents of shape \(2, 3\) given, expected \(2, 4\)\."),
+        (torch.zeros(2, 4), 3, r"expected \(3, 4\)"),
+        (torch.zeros(2, 3, 8, 8), None, r"run\.infer\(x\)\.mean are those of images x"),
+        (torch.zeros(()), None, r"latents of shape \(\) given"),
+        (torch.zeros(2, 4, dtype=torch.int64), None, r"not torch\.int64"),
+        (np.zeros((2, 4), dtype=np.int32), None, "not int32"),
+        ([[0.0] * 4], None, "not list"),
+    ],
+)
+def test_wrong_latents(z, count, message):
+    with pytest.raises(UserError, match=message):
+        as_latents(z, 4, count)

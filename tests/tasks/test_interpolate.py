@@ -66,3 +66,11 @@ def test_numbers_and_picture(learned):
         interpolate(learned, *prior_pairs(learned, 1), points=1)
     with pytest.raises(UserError, match="at least two"):
         inferred_pairs(learned, torch.zeros(1, 1, 8, 8))
+
+
+def test_images_are_no_latents(finished_run):
+    run = dualmcmc.load(finished_run, "cpu")
+    with pytest.raises(UserError, match=r"run\.infer\(x\)\.mean"):
+        interpolate(run, torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 8))
+    with pytest.raises(UserError, match=r"expected \(2, 4\)"):
+        interpolate(run, torch.zeros(2, 4), torch.zeros(3, 4))

@@ -59,6 +59,19 @@ def as_images(value: Any, cfg: Data) -> Tensor:
     return images if images.dtype == torch.float32 else images.float()
 
 
+def as_latents(value: Any, latent_dim: int, count: int | None = None) -> Tensor:
+    """Latents (B, d) as a tensor of floats, from a tensor or an array; `count` if there is one per image."""
+    z = torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+    if not isinstance(z, Tensor) or not z.is_floating_point():
+        kind = str(z.dtype) if isinstance(z, (Tensor, np.ndarray)) else type(z).__name__
+        raise UserError(f"latents must be a tensor or an array of floats, not {kind}.")
+    expected = (len(z) if count is None and z.ndim else count, latent_dim)
+    if tuple(z.shape) != expected:
+        hint = "; run.infer(x).mean are those of images x" if z.ndim > 2 else ""
+        raise UserError(f"latents of shape {tuple(z.shape)} given, expected {expected}{hint}.")
+    return z if z.dtype == torch.float32 else z.float()
+
+
 def as_store(images: Any, cfg: Data) -> ImageStore:
     """A store, or images as in `as_images`, for the tasks; floats are rounded to uint8."""
     if isinstance(images, ImageStore):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualmcmc.tasks.convert import as_latents
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import stacked, strip, to_uint8
@@ -42,10 +43,12 @@ def between(a: Tensor, b: Tensor, points: int, spherical: bool = False) -> Tenso
     return torch.where((t == 0) | (t == 1) | degenerate, linear, result)
 
 
-def interpolate(run: Run, a: Tensor, b: Tensor, points: int = 9, spherical: bool = False) -> Interpolation:
+def interpolate(run: Run, a: Any, b: Any, points: int = 9, spherical: bool = False) -> Interpolation:
     """The generator's images between latents a and b (B, d)."""
     if points < 2:
         raise UserError(f"--points must be at least 2, not {points}.")
+    a = as_latents(a, run.config.teaching.latent_dim)
+    b = as_latents(b, run.config.teaching.latent_dim, len(a))
     z = between(a, b, points, spherical)
     images = require_finite(run.generate(z.flatten(0, 1))).unflatten(0, z.shape[:2])
     change = (images[:, 1:] - images[:, :-1]).square().flatten(2).mean(2).sqrt()  # (pairs, points - 1), rms per pixel

@@ -28,7 +28,7 @@ from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
 from dualmcmc.nets.custom import Networks, as_trio
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen
-from dualmcmc.tasks.convert import as_images
+from dualmcmc.tasks.convert import as_images, as_latents
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.images import Picture, grid, side_by_side, to_uint8
@@ -46,10 +46,11 @@ class Run:
     """The three networks of a run and their use.
 
     Results are (B, C, H, W) floats in [-1, 1] for images and (B, d) for latents, on `run.device`. Images may be given
-    as tensors, arrays or PIL images (`tasks.convert`). A run on other samples than images takes and returns tensors of
-    their shape, and refuses what is for images alone. Methods that draw random numbers take `rng`; None means the
-    run's own generator, seeded when the run is loaded. `steps` is the length of a chain, `temperature` the temperature
-    of a z-chain; None means the run's setting. A `trace` receives the diagnostics of a chain.
+    as tensors, arrays or PIL images, latents as tensors or arrays (`tasks.convert`). A run on other samples than images
+    takes and returns tensors of their shape, and refuses what is for images alone. Methods that draw random numbers
+    take `rng`; None means the run's own generator, seeded when the run is loaded. `steps` is the length of a chain,
+    `temperature` the temperature of a z-chain; None means the run's setting. A `trace` receives the diagnostics of a
+    chain.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class Run:
         """n latents z ~ N(0, I)."""
         return torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng or self.rng)
 
-    def generate(self, z: Tensor) -> Tensor:
+    def generate(self, z: Any) -> Tensor:
         """g(z): the generator's images."""
 
         def forward(z: Tensor) -> Tensor:
@@ -253,7 +254,7 @@ class Run:
 
     def revise_z(
         self,
-        z: Tensor,
+        z: Any,
         x: Any,
         steps: int | None = None,
         rng: torch.Generator | None = None,
@@ -270,7 +271,7 @@ class Run:
 
     def z_chain(
         self,
-        z: Tensor,
+        z: Any,
         x: Any,
         steps: int | None = None,
         rng: torch.Generator | None = None,
@@ -292,7 +293,7 @@ class Run:
         return chain if temperature is None else replace(chain, temperature=temperature)
 
     def _run_z_chain(
-        self, z: Tensor, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
+        self, z: Any, x: Tensor, chain: Chain, rng: torch.Generator, trace: Trace | None, observed: Tensor | None
     ) -> Tensor:
         sigma, generator = self.config.teaching.sigma, Watched(self._executors.generator, self._watch)
 
@@ -356,12 +357,8 @@ class Run:
     def _images(self, x: Any) -> Tensor:
         return as_images(x, self.config.data)
 
-    def _latents(self, z: Tensor, count: int | None = None) -> Tensor:
-        """`z`, if it has the shape of latents, one per image."""
-        expected = (count if count is not None else len(z), self.config.teaching.latent_dim)
-        if tuple(z.shape) != expected:
-            raise UserError(f"latents of shape {tuple(z.shape)} given, expected {expected}.")
-        return z
+    def _latents(self, z: Any, count: int | None = None) -> Tensor:
+        return as_latents(z, self.config.teaching.latent_dim, count)
 
     def _in_batches(self, function: Callable[..., Tensor], *inputs: Tensor, trace: Trace | None = None) -> Tensor:
         """`function` on at most `sampling.batch` items at a time, so that memory stays bounded.
