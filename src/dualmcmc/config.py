@@ -194,8 +194,8 @@ class Data(Settings):
         return self.shape or (self.channels, self.size, self.size)
 
     @property
-    def noun(self) -> str:
-        """What the samples are called."""
+    def noun(self) -> Literal["images", "samples"]:
+        """What the training samples are called."""
         return "images" if self.is_image else "samples"
 
     @property
@@ -431,7 +431,7 @@ class Guard(Settings):
     """When a run counts as diverged, and what happens then."""
 
     max_energy_gap: float = setting(1000.0, "largest |E(x~) - E(x)| of batch means", gt=0)
-    max_x_displacement: float = setting(10.0, "largest x-chain displacement, rms per pixel (range [-1, 1])", gt=0)
+    max_x_displacement: float = setting(10.0, "largest x-chain displacement, rms per pixel or dimension", gt=0)
     max_z_displacement: float = setting(10.0, "largest z-chain displacement, rms per latent dimension", gt=0)
     on_divergence: Literal["stop", "rollback"] = setting(
         "stop", "stop, or rollback: continue from the last valid state with rates reduced by 'backoff'"

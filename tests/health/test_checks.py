@@ -166,3 +166,12 @@ def test_short_log():
     assert problems(make_log(3, reconstruction_mse=lambda n: 0.5 + n, x_displacement_rms=lambda n: 0.8)) == []
     far = problems(make_log(1, z_displacement_rms=lambda n: 5.0))  # never healthy, not even in the first line
     assert [finding.check for finding in far] == ["z_displacement_rms"]
+
+
+def test_samples_that_are_not_images_have_no_scale():
+    """A chain at temperature 1 replaces a point in the plane; the other ranges apply."""
+    config = config_io.load_config("vectors", ["data.shape=[2]"])
+    log = make_log(x_displacement_rms=lambda n: 0.8, z_displacement_rms=lambda n: 2.0)
+    assert {finding.check for finding in problems(log)} == {X, Z}
+    found = [finding.check for finding in examine(log, config) if finding.level != "ok"]
+    assert found == [Z]

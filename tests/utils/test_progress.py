@@ -237,7 +237,7 @@ def test_notebook_reporter(notebook, clock, capsys):
     assert capsys.readouterr() == (f"hello\n{progress.LEGEND}\n", "")
     (states,) = notebook
     assert len(states) == 3  # at 0, 0.5 seconds and the end, not for every iteration
-    assert states[-1].startswith('<progress value="0.990"></progress> <code>train: 990/1.0k  100 it/s')
+    assert states[-1].startswith('<progress value="0.990"></progress> <code>train: 990/1k  100 it/s')
     assert "gap 0.5" in states[-1]
 
 

@@ -207,7 +207,7 @@ def _first(item: Any) -> Any:
 def _read(store: ImageStore, progress: ProgressFactory) -> Tensor:
     """All samples."""
     samples = torch.empty(store.shape, dtype=store.dtype)
-    with progress("reading the data", len(store), "images") as advance:
+    with progress("reading the data", len(store), "samples") as advance:
         for index in range(len(store)):
             store.read(np.array([index]), samples[index : index + 1].numpy())
             advance(1)
@@ -218,7 +218,7 @@ def _read_batches(batches: Iterable[Any], progress: ProgressFactory) -> Tensor:
     """All batches of an iterable as one tensor."""
     limit, size = MEMORY_FRACTION * available_memory(), 0
     parts: list[Tensor] = []
-    with progress("reading the data", None, "images") as advance:
+    with progress("reading the data", None, "samples") as advance:
         for batch in batches:
             parts.append(_convert(_as_tensor(_first(batch))).cpu())
             if parts[-1].shape[1:] != parts[0].shape[1:] or parts[-1].dtype != parts[0].dtype:

@@ -86,7 +86,7 @@ def x_chain(history: History, config: Config) -> list[Finding]:
     name, chain = "x_displacement_rms", config.teaching.x_chain
     if chain.steps == 0 or not history.recent(name):
         return []
-    finding, high = _check_range(name, history, config), HEALTHY_RANGES[name].high
+    finding, high = _check_range(name, history, config), healthy_ranges(config)[name].high
     displacement, noise = median(history.recent(name)), chain.noise_std * math.sqrt(chain.steps)
     if displacement > high and noise > high:
         temperature = AUTHORS_NOISE**2 / (2 * chain.step_size)

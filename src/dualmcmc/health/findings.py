@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -126,10 +127,18 @@ HEALTHY_RANGES = {
 
 
 def healthy_ranges(config: Config) -> dict[str, Range]:
-    """`HEALTHY_RANGES` for this config: the gradient of E scales with the weight of its loss."""
+    """`HEALTHY_RANGES` for this config.
+
+    The gradient of E scales with the weight of its loss. Samples that are not images have no known scale, and their
+    x-chain may replace them, as one at temperature 1 does.
+    """
     norm, weight = HEALTHY_RANGES["grad_norm_energy"], config.teaching.energy_weight
     scaled = replace(norm, low=norm.low * weight, high=norm.high * weight, limit=norm.limit * weight)
-    return HEALTHY_RANGES | {"grad_norm_energy": scaled}
+    ranges = HEALTHY_RANGES | {"grad_norm_energy": scaled}
+    if not config.data.is_image:
+        any_distance = Range("x-chain displacement (rms per dimension)", 0, math.inf, math.inf, "of unknown scale")
+        ranges["x_displacement_rms"] = any_distance
+    return ranges
 
 
 def table() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ PANELS = (
     Panel("Energy", "mean energy", {"energy_data": "data", "energy_sample": "revised samples"}),
     Panel("Energy gap, samples minus data", "E(x~) - E(x)", {"energy_gap": ""}, "symlog"),
     Panel("Slope of E along the x-chain", "mean |dE/dx|", {"energy_slope": ""}, "log"),
-    Panel("Reconstruction error", "MSE per pixel", {"reconstruction_mse": ""}, "log"),
+    Panel("Reconstruction error", "MSE", {"reconstruction_mse": ""}, "log"),
     Panel(
         "Chain displacement",
         "rms per dimension",
@@ -61,7 +62,7 @@ def make_figure(log: Sequence[dict[str, Any]], bands: Mapping[str, tuple[float, 
                 x, y = zip(*points, strict=True)
                 axes.plot(x, y, color=colour, label=label, linewidth=1.4)
                 shown += y
-            if name in bands:
+            if name in bands and math.isfinite(bands[name][1]):
                 axes.axhspan(*bands[name], color=colour, alpha=0.08, linewidth=0)
         style(axes, panel.title, "images", panel.y_label, legend=len(panel.curves) > 1 and bool(shown))
         if panel.scale == "log" and shown and min(shown) > 0:

@@ -29,8 +29,8 @@ class Diagnosis:
     config: Config = field(repr=False)
 
     def __str__(self) -> str:
-        count = len(self.history.lines)
-        first = f"{self.verdict} ({self.images:,} images, {count:,} log line{'s' * (count != 1)})"
+        count, noun = len(self.history.lines), self.config.data.noun
+        first = f"{self.verdict} ({self.images:,} {noun}, {count:,} log line{'s' * (count != 1)})"
         return printable("\n".join([first, *format_findings(self.findings)]))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -53,7 +53,7 @@ def step_progress(
     The others are counted by calling what is yielded, with a number of images and of evaluations. The processes share
     the images, and each counts for all.
     """
-    with progress(task, images, "images") as advance:
+    with progress(task, images, run.config.data.noun) as advance:
 
         def count(part: float, evaluations: int) -> None:
             advance(part * evaluations * world.size / steps)

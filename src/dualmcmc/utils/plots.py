@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from dualmcmc.utils.extras import require
+from dualmcmc.utils.progress import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, COLOURS = "#374151", ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#6b7280")
 ACCENT, SECOND = COLOURS[:2]
+LARGE_NUMBERS = ("images", "samples")  # axes whose labels are shortened: 100k, 1.5M
 
 
 def _matplotlib(module: str) -> Any:
@@ -82,6 +84,8 @@ def style(axes: Any, title: str, x_label: str, y_label: str, legend: bool) -> No
     axes.set_xlabel(x_label, fontsize=8)
     axes.set_ylabel(y_label, fontsize=8)
     axes.tick_params(labelsize=8, colors=INK)
+    if x_label in LARGE_NUMBERS:
+        axes.xaxis.set_major_formatter(_matplotlib("ticker").FuncFormatter(lambda value, _: format_count(value)))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:

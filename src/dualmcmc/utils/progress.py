@@ -18,7 +18,7 @@ from dualmcmc.utils.notebook import NotebookBar, in_notebook
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-Unit = Literal["images", "bytes", "parts", "steps"]
+Unit = Literal["images", "samples", "bytes", "parts", "steps"]
 Advance = Callable[[float], None]  # by a number of units; a part of an image counts too
 ProgressFactory = Callable[[str, int | None, Unit], AbstractContextManager[Advance]]  # (task, total, unit)
 FIRST_LINE = 2.0  # seconds until the first plain line
@@ -26,7 +26,7 @@ LINE_INTERVAL = 10.0  # seconds between two of them
 REDRAW_INTERVAL = 0.5  # seconds between two updates of a bar in a notebook
 MIN_ELAPSED = 1.0  # seconds of work on which an estimate is based
 SHOWN_STATS = {"energy_gap": "gap", "energy_slope": "slope", "reconstruction_mse": "mse"}
-LEGEND = "gap: E(samples) - E(data); slope: mean |dE/dx|; mse: reconstruction error per pixel"
+LEGEND = "gap: E(samples) - E(data); slope: mean |dE/dx|; mse: mean squared reconstruction error"
 
 
 def no_progress(task: str, total: int | None, unit: Unit) -> AbstractContextManager[Advance]:
@@ -287,7 +287,7 @@ def format_count(count: float) -> str:
     """Such as 1.2M, 3.4k or 56."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if count >= size:
-            return f"{count / size:.1f}{letter}"
+            return f"{count / size:.1f}".removesuffix(".0") + letter
     return f"{count:.0f}"
 
 
