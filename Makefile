@@ -1,7 +1,8 @@
-# make test    install, lint, check types, run the tests
-# make run     train the default preset; write samples, reconstructions and a report
-# make format  fix lint and format the code
-# make faults  fault-injection, security and distributed tests in their long form (about 15 minutes)
+# make test       install, lint, check types, run the tests
+# make run        train the default preset; write samples, reconstructions and a report
+# make format     fix lint and format the code
+# make notebooks  run the notebooks in examples/ and store their outputs
+# make faults     fault-injection, security and distributed tests in their long form (about 15 minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --no-compile
@@ -9,7 +10,7 @@ ifndef RUN
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: test run format faults clean
+.PHONY: test run format faults notebooks clean
 .DELETE_ON_ERROR:
 
 # Four pip processes in parallel install the pinned versions in groups of ten, with a line per group; a last call checks
@@ -43,6 +44,9 @@ format: .venv/ready
 
 faults: .venv/ready
 	OMP_NUM_THREADS=1 DUALMCMC_FAULTS=long $(BIN)/pytest tests/faults tests/security tests/engine/test_distributed.py
+
+notebooks: .venv/ready
+	DUALMCMC_UPDATE_NOTEBOOKS=1 $(BIN)/pytest tests/test_notebooks.py -k runs
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,25 +1,28 @@
 """Dual-MCMC teaching on a mixture of Gaussians in the plane, with your own networks and data.
 
 In two dimensions the EBM's density can be integrated on a grid, so KL(data || EBM) is computed, not estimated from
-samples. Chains (temperature 1) and loss weights are the paper's. Run it:
+samples. Chains (temperature 1) and loss weights are the paper's. Run it, in a loop of its own or with the engine:
 
     python examples/mixture.py --out docs/images/mixture.png
+    python examples/mixture.py --run runs/mixture
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+import dualmcmc
 from dualmcmc import Chain, Optimizers, Teaching, Trio, step
 
 MODES, RADIUS, SPREAD = 6, 2.0, 0.3
 EDGE, CELLS = 5.0, 400  # densities are integrated over [-EDGE, EDGE]^2
+POINTS = 50_000  # for the engine
 LEARNING_RATES = {"energy": 3e-4, "generator": 1e-3, "inference": 1e-3}
 TEACHING = Teaching(
     latent_dim=2,
@@ -104,13 +107,17 @@ class Result:
     kl: list[float] = field(default_factory=list)
 
 
-def train(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) -> Result:
-    rng = torch.Generator().manual_seed(seed)
+def build(seed: int) -> Trio:
     torch.manual_seed(seed)
     generator = nn.Sequential(
         nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
     )
-    trio = Trio(Energy(), generator, Inference())
+    return Trio(Energy(), generator, Inference())
+
+
+def train(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) -> Result:
+    """In a loop of its own, on new points in every iteration."""
+    rng, trio = torch.Generator().manual_seed(seed), build(seed)
     optimizers = Optimizers(
         **{name: torch.optim.Adam(net.parameters(), lr=LEARNING_RATES[name]) for name, net in trio.named_children()}
     )
@@ -124,6 +131,17 @@ def train(iterations: int, seed: int = 0, batch: int = 256, every: int = 250) ->
             optimizer.param_groups[0]["lr"] = LEARNING_RATES[name] * decay
         step(trio, optimizers, sample_data(batch, rng), rng, TEACHING)
     result.iterations.append(iterations)
+    result.kl.append(kl_to_data(trio.energy))
+    return result
+
+
+def train_run(folder: Path, iterations: int, seed: int = 0) -> Result:
+    """With the engine and the preset `vectors`, on 50,000 points."""
+    config = dualmcmc.load_config("vectors", [f"seed={seed}"])
+    config = replace(config, train=replace(config.train, images=iterations * config.train.batch))
+    trio, points = build(seed), sample_data(POINTS, torch.Generator().manual_seed(seed))
+    result = Result(trio, log_model_density(trio.energy), [0, iterations], [kl_to_data(trio.energy)])
+    dualmcmc.train(config, folder, "cpu", networks=trio, data=points)
     result.kl.append(kl_to_data(trio.energy))
     return result
 
@@ -162,8 +180,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("mixture.png"))
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="train with the engine, in this run folder")
     arguments = parser.parse_args()
-    result = train(arguments.iterations, arguments.seed)
+    if arguments.run is None:
+        result = train(arguments.iterations, arguments.seed)
+    else:
+        result = train_run(arguments.run, arguments.iterations, arguments.seed)
     save_figure(result, arguments.out)
     weights = ", ".join(f"{weight:.3f}" for weight in mode_weights(result.trio.energy))
     print(f"KL(data || EBM): {result.kl[0]:.3f} before, {result.kl[-1]:.4f} after")

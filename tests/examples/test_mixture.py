@@ -45,3 +45,11 @@ def test_training_lowers_the_divergence_and_covers_every_mode(tmp_path, monkeypa
     assert float(weights.sum()) == pytest.approx(1, abs=1e-3)
     mixture.save_figure(result, tmp_path / "mixture.png")
     assert (tmp_path / "mixture.png").stat().st_size > 10_000
+
+
+def test_with_the_engine(tmp_path, monkeypatch):
+    monkeypatch.setattr(mixture, "CELLS", 100)
+    monkeypatch.setattr(mixture, "POINTS", 1000)
+    result = mixture.train_run(tmp_path / "run", iterations=400)
+    assert result.kl[-1] < 0.7 * result.kl[0]
+    assert (tmp_path / "run" / "snapshot.safetensors").exists()
