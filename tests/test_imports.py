@@ -12,14 +12,15 @@ import dualmcmc
 
 PACKAGE = Path(dualmcmc.__file__).parent
 BASE = {"config", "rng", "utils"}
-ENGINE = BASE | {"config_io", "data", "nets", "langevin", "methods", "pretrained"}
+ENGINE = BASE | {"config_io", "data", "hub", "nets", "langevin", "methods", "pretrained"}
 TASKS = ENGINE | {"engine", "metrics"}
 ALLOWED = {  # what each part may import besides itself
     "utils": set(),
     "rng": {"utils"},
     "config": {"utils"},
     "config_io": {"config", "utils"},
-    "pretrained": {"utils"},
+    "hub": {"utils"},
+    "pretrained": {"data", "hub", "utils"},
     "metrics": {"utils"},
     "data": BASE,
     "nets": BASE,

@@ -389,7 +389,8 @@ class Train(Settings):
     batch: int = setting(100, "images per iteration, over all processes", ge=1, le=MAX_BATCH)
     images: int = setting(15_000_000, "images to train on", ge=1)
     init: str | None = setting(
-        None, "weights to start from: run folder, snapshot or name of pretrained weights; null: random ones"
+        None,
+        "weights to start from: run folder, snapshot, pretrained name or hf://USER/NAME; null: random ones",
     )
     log_every: int = setting(50, "iterations between log lines (the only host syncs)", ge=1, le=10_000)
     sample_every: int = setting(500_000, "images between sample grids", ge=1)

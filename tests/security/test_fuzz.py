@@ -34,7 +34,7 @@ from dualmcmc.data.images import ImageSpec
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.log import read_log
 from dualmcmc.report.page import results_section
-from dualmcmc.tasks import record
+from dualmcmc.tasks.results import read_all
 from dualmcmc.utils.errors import UserError
 from tests.data.makers import cifar_batch, idx, pixels
 from tests.security import cases
@@ -477,6 +477,6 @@ def test_records(folder, content):
     results.mkdir(exist_ok=True)
     (results / "a.json").write_text(json.dumps(content))
     with valid_or_refused():
-        page = results_section(record.read_all(results))
+        page = results_section(read_all(results))
         page.encode(errors="xmlcharrefreplace")
         assert "<script" not in page

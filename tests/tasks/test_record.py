@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 import dualmcmc
-from dualmcmc.tasks import record
+from dualmcmc.tasks import record, results
 from dualmcmc.utils.errors import UserError
 
 
@@ -44,8 +44,8 @@ def test_results_are_not_overwritten(run, tmp_path):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "other.json").write_text("[1]")
     (tmp_path / "half.json").write_text('{"task": "a", "time": "b", "numbers": 3}')
-    assert sorted(entry["numbers"]["fid"] for entry in record.read_all(tmp_path)) == [0, 1, 2]
-    assert record.read_all(tmp_path / "absent") == []
+    assert sorted(entry["numbers"]["fid"] for entry in results.read_all(tmp_path)) == [0, 1, 2]
+    assert results.read_all(tmp_path / "absent") == []
 
 
 def test_names_of_earlier_versions(tmp_path):
@@ -65,7 +65,7 @@ def test_names_of_earlier_versions(tmp_path):
     (tmp_path / "long-run-1.json").write_text(json.dumps(old))
     detected = {"task": "outliers", "time": "2026-01-02", "numbers": {"hidden": {"energy": {"fpr95": 0.1}}}}
     (tmp_path / "outliers-1.json").write_text(json.dumps(detected))  # of a dataset called hidden
-    first, second = record.read_all(tmp_path)
+    first, second = results.read_all(tmp_path)
     assert first == {
         "task": "long-chains",
         "time": "2026-01-01T00:00:00Z",

@@ -13,6 +13,7 @@ import typer
 from dualmcmc.cli.options import Json, number, path_parser, print_json, show
 from dualmcmc.config import Crop as CropName
 from dualmcmc.config import DatasetName, Resize
+from dualmcmc.pretrained import PRETRAINED
 from dualmcmc.utils.errors import UserError, nearest
 from dualmcmc.utils.files import CACHE_VARIABLE, cache_folder, check_output, expand_user, make_folder
 
@@ -37,7 +38,7 @@ def _complete_dataset(incomplete: str) -> list[str]:
 
 
 def _complete_fetchable(incomplete: str) -> list[str]:
-    return [name for name in (*DATASET_NAMES, INCEPTION) if name.startswith(incomplete)]
+    return [name for name in (*DATASET_NAMES, INCEPTION, *PRETRAINED) if name.startswith(incomplete)]
 
 
 Target = Annotated[
@@ -151,7 +152,7 @@ def fetch_dataset(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Named dataset, or inception: the weights for FID.",
+            help="Named dataset, inception (the weights for FID), or the name of pretrained weights.",
             autocompletion=_complete_fetchable,
             show_default=False,
         ),
@@ -177,6 +178,9 @@ def fetch_dataset(
 
     if name == INCEPTION:
         _fetch_inception(source, as_json)
+        return
+    if name in PRETRAINED:
+        _fetch_pretrained(name, source, as_json)
         return
     instructions = manual_instructions(name)
     if instructions is not None:
@@ -213,6 +217,19 @@ def _fetch_inception(source: str | None, as_json: bool) -> None:
         show(f"{INCEPTION}: {path}")
         if not classifier:
             show("without the classifier, so no Inception Score; '--source official' fetches the full file")
+
+
+def _fetch_pretrained(name: str, source: str | None, as_json: bool) -> None:
+    from dualmcmc.data.fetch import check_source
+    from dualmcmc.pretrained import pretrained_file
+    from dualmcmc.utils.progress import show_progress
+
+    check_source(name, source, ["official"])
+    path = pretrained_file(name, show_progress)
+    if as_json:
+        print_json({"name": name, "file": str(path), "sha256": PRETRAINED[name].sha256})
+    else:
+        show(f"{name}: {path}")
 
 
 @app.command("check")

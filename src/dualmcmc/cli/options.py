@@ -16,7 +16,7 @@ from dualmcmc import config_io
 from dualmcmc.cli.networks import Networks, import_networks
 from dualmcmc.config import Config
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World, env_rank, is_launched
-from dualmcmc.pretrained import output_folder, pretrained_file
+from dualmcmc.pretrained import has_name, output_folder
 from dualmcmc.utils.errors import UserError, printable, sanitize
 from dualmcmc.utils.files import check_output, expand_user, make_folder, to_json
 from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress, waiting_for
@@ -58,7 +58,7 @@ RunTarget = Annotated[
     Path,
     typer.Argument(
         metavar="TARGET",
-        help="Run folder, snapshot file, or name of pretrained weights.",
+        help="Run folder, snapshot file, name of pretrained weights, or hf://USER/NAME[@REVISION].",
         parser=path_parser("TARGET"),
         show_default=False,
     ),
@@ -237,7 +237,7 @@ class RunTask:
 
     def _check_out(self) -> None:
         folder = output_folder(self._target)
-        if self._out is None and pretrained_file(self._target) is not None:
+        if self._out is None and has_name(self._target):
             self._made = [path for path in (folder, *folder.parents) if not path.exists()]
             make_folder(folder, "Pictures and results are written there.")
         if folder.is_dir() or self._out is not None:  # otherwise the run is missing, which `load` reports
@@ -278,7 +278,7 @@ class RunTask:
 
     def finish(self, run: Run, numbers: dict[str, Any], lines: Iterable[str], **facts: Any) -> None:
         """Save the result in the run folder and print it; if saving fails, print why, and the result."""
-        from dualmcmc.tasks import record
+        from dualmcmc.tasks import record, results
 
         if not run.world.is_main:
             return
@@ -292,7 +292,7 @@ class RunTask:
         entry = record.entry(run, self.name, time.monotonic() - self._start, numbers, **facts)
         path: Path | None = None
         try:
-            path = record.save(entry, record.folder_for(self._target))
+            path = record.save(entry, results.folder_for(self._target))
         except UserError as error:
             show(f"result not saved: {error}", file=sys.stderr)
         if self._as_json:

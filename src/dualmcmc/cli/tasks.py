@@ -334,10 +334,20 @@ def outliers(
     )
 
 
+Dtype = Annotated[str, typer.Option(help="float16, bfloat16 or float32.")]
+
+
+def _check_dtype(dtype: str) -> None:
+    from dualmcmc.tasks.run import DTYPES
+
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
+
+
 def export(
     target: RunTarget,
     out: Annotated[Path, typer.Option(help="FILE.safetensors.", show_default=False)],
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    dtype: Dtype = "float16",
     networks: Networks = None,
     as_json: Json = False,
 ) -> None:
@@ -346,10 +356,9 @@ def export(
     The file also contains the settings, but no code and no paths of this machine. Every command that takes a snapshot
     takes it.
     """
-    from dualmcmc.tasks.run import DTYPES, load
+    from dualmcmc.tasks.run import load
 
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
+    _check_dtype(dtype)
     check_output(out, ".safetensors")
     if out.exists():
         raise UserError(f"'{out}' already exists: choose another --out.")
@@ -361,4 +370,53 @@ def export(
     show(f"rounding changed them by {numbers['relative_change']:.2g} (rms, relative)")
 
 
-COMMANDS = (sample, long_chains, reconstruct, interpolate, revise, inpaint, outliers, export)
+def push(
+    target: RunTarget,
+    repo: Annotated[str, typer.Argument(metavar="USER/NAME", help="Repository on the Hub.", show_default=False)],
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
+    branch: Annotated[
+        str | None, typer.Option(help="Branch, created if necessary. [default: main]", show_default=False)
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option(help="Commit message. [default: how many images]", show_default=False)
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Licence in the model card, such as apache-2.0.", show_default=False)
+    ] = None,
+    replace_card: Annotated[
+        bool, typer.Option("--replace-card", help="Write a new model card over that of the repository.")
+    ] = False,
+    dtype: Dtype = "float16",
+    networks: Networks = None,
+    as_json: Json = False,
+) -> None:
+    """Upload a run's networks to the Hugging Face Hub, with a model card.
+
+    The file is the one that 'export' writes. A model card that is already there is kept. Log in with 'hf auth login',
+    or set HF_TOKEN. Every command that takes a trained run takes hf://USER/NAME.
+
+    \b
+    Examples:
+      dualmcmc push runs/c10 user/cifar10-ebm
+      dualmcmc push runs/c10 user/cifar10-ebm --private --branch longer --message 'Train twice as long'
+      dualmcmc sample hf://user/cifar10-ebm
+    """
+    from dualmcmc import hub
+    from dualmcmc.tasks.run import load
+    from dualmcmc.utils.extras import require
+
+    _check_dtype(dtype)
+    hub.parse_repo(repo)
+    require("huggingface_hub", "hub", "push")  # before the run is loaded
+    run = load(target, "cpu", networks=import_networks(networks))
+    made = run.push(repo, dtype, private, branch, message, license, replace_card)
+    if as_json:
+        print_json(made)
+        return
+    show(f"weights: {made['name']}, {made['bytes'] / 1e6:.1f} MB, {dtype}, SHA-256 {made['sha256']}")
+    kept = "the one that was there, unchanged; --replace-card writes a new one"
+    show(f"model card: {'written' if made['card'] else kept}")
+    show(f"commit: {made['url']}")
+
+
+COMMANDS = (sample, long_chains, reconstruct, interpolate, revise, inpaint, outliers, export, push)

@@ -26,7 +26,7 @@ from dualmcmc.cli.options import (
 )
 from dualmcmc.cli.options import distributed_session as session
 from dualmcmc.config import Config
-from dualmcmc.pretrained import pretrained_files
+from dualmcmc.pretrained import PRETRAINED
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.progress import discard_output
@@ -47,7 +47,7 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Start from the weights of a run, snapshot or pretrained name; the same as train.init=RUN.",
+            help="Start from the weights of a run, snapshot, pretrained name or hf://…; the same as train.init=RUN.",
             show_default=False,
         ),
     ] = None,
@@ -159,7 +159,6 @@ def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
 def presets(as_json: Json = False) -> None:
     """List the presets."""
     configs = {name: config_io.load_config(name) for name in config_io.preset_names()}
-    pretrained = pretrained_files()
     if as_json:
         print_json(
             {
@@ -169,7 +168,7 @@ def presets(as_json: Json = False) -> None:
                     "channels": config.data.channels,
                     "kind": config.nets.kind,
                     "width": config.nets.energy_width,
-                    "pretrained": name in pretrained,
+                    "pretrained": name in PRETRAINED,
                 }
                 for name, config in configs.items()
             }
@@ -177,7 +176,7 @@ def presets(as_json: Json = False) -> None:
         return
     show(f"{'preset':<22} {'pixels':>7} {'nets':<6} {'width':>5}  {'weights':<8} description")
     for name, config in configs.items():
-        pixels, weights = f"{config.data.size}x{config.data.size}", "included" if name in pretrained else "-"
+        pixels, weights = f"{config.data.size}x{config.data.size}", "yes" if name in PRETRAINED else "-"
         nets = f"{config.nets.kind:<6} {config.nets.energy_width:>5}"
         show(f"{name:<22} {pixels:>7} {nets}  {weights:<8} {config.description}")
 

@@ -47,7 +47,12 @@ def download_files(files: Sequence[RemoteFile], folder: Path, progress: Progress
 
 
 def download(
-    url: str, target: Path, progress: ProgressFactory = no_progress, attempts: int = 4, pause: float = 1.0
+    url: str,
+    target: Path,
+    progress: ProgressFactory = no_progress,
+    attempts: int = 4,
+    pause: float = 1.0,
+    max_bytes: int | None = None,
 ) -> None:
     """Download `url` to the file `target`, resuming an earlier attempt if the server supports it."""
     if not url.startswith(("http://", "https://")):
@@ -55,7 +60,7 @@ def download(
     part = target.with_name(target.name + PART_SUFFIX)
     for attempt in range(attempts):
         try:
-            _attempt(url, part, progress)
+            _attempt(url, part, progress, max_bytes)
             os.replace(part, target)
             return
         except urllib.error.HTTPError as error:
@@ -76,7 +81,7 @@ def download(
     raise Unreachable(problem)
 
 
-def _attempt(url: str, part: Path, progress: ProgressFactory) -> None:
+def _attempt(url: str, part: Path, progress: ProgressFactory, max_bytes: int | None) -> None:
     """One request; raises EOFError if the connection closes early."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "dualmcmc", "Accept-Encoding": "identity"})
@@ -90,6 +95,10 @@ def _attempt(url: str, part: Path, progress: ProgressFactory) -> None:
         have = have if resumes else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
+        if max_bytes is not None and (total is None or total > max_bytes):
+            part.unlink(missing_ok=True)
+            stated = "an unknown number of" if total is None else f"{total:,}"
+            raise InvalidDownload(f"{_host(url)} offers {stated} bytes instead of {max_bytes:,}")
         with progress(f"downloading {part.name.removesuffix(PART_SUFFIX)}", total, "bytes") as advance:
             advance(have)
             with _disk_errors(part), open(part, "ab") as file:

@@ -9,7 +9,7 @@ from dualmcmc import config_io
 from dualmcmc.config import Config
 from dualmcmc.engine.run_folder import RunFolder, RunLock
 from dualmcmc.engine.state import check_size, latest_valid_state, read_config
-from dualmcmc.pretrained import pretrained_file
+from dualmcmc.pretrained import has_name
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
 
@@ -65,7 +65,7 @@ def nothing_to_resume(folder: RunFolder) -> UserError:
 def with_absolute_paths(config: Config, init: bool = True) -> Config:
     """The config as it is stored: a run can be resumed from any working directory. `init` false: keep `train.init`."""
     cfg, train = config.data, config.train
-    if init and train.init is not None and pretrained_file(Path(train.init)) is None:
+    if init and train.init is not None and not has_name(train.init):
         train = replace(train, init=_absolute(train.init))
     return replace(config, data=replace(cfg, path=_absolute(cfg.path), test_path=_absolute(cfg.test_path)), train=train)
 

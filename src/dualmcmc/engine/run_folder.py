@@ -8,10 +8,11 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from dualmcmc import config_io
+from dualmcmc import config_io, hub
 from dualmcmc.config import Config
-from dualmcmc.pretrained import pretrained_file, pretrained_files
+from dualmcmc.pretrained import PRETRAINED, is_pretrained, pretrained_file
 from dualmcmc.utils.errors import CannotWrite, UserError
 from dualmcmc.utils.files import TEMPORARY, expand_user, is_temporary, write_text
 
@@ -102,30 +103,41 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
 
-def locate_run(target: str | Path) -> RunFolder | Path:
-    """What `target` names: a run folder, or a file: a snapshot, or pretrained weights by name."""
+class WeightsFile(NamedTuple):
+    """A file of weights, and where it came from: its path, or hf://USER/NAME@COMMIT."""
+
+    path: Path
+    source: str
+
+
+def locate_run(target: str | Path) -> RunFolder | WeightsFile:
+    """What `target` names: a run folder, or a file: a snapshot, or weights with a name, downloaded if necessary."""
     if not str(target).strip():  # Path("") would be the current folder
         raise UserError("the name of the run is empty.")
+    if name := hub.parse_name(target):
+        file, pinned = hub.download(name)
+        return WeightsFile(file, str(pinned))
     path = expand_user(target)
-    path = pretrained_file(path) or path
+    if is_pretrained(path):
+        path = pretrained_file(str(path))
     is_file_name = path.suffix == ".safetensors"
-    if not path.exists() and not is_file_name and (names := pretrained_files()):
-        raise UserError(f"run '{path}' does not exist. Pretrained weights: {', '.join(names)}.")
+    if not path.exists() and not is_file_name:
+        raise UserError(f"run '{path}' does not exist. Pretrained weights: {', '.join(PRETRAINED)}.")
     if not path.is_dir() and (path.exists() or is_file_name):
-        return path
+        return WeightsFile(path, str(path))
     folder = RunFolder(path)
     folder.require_run()
     return folder
 
 
-def locate_snapshot(target: str | Path) -> Path:
+def locate_snapshot(target: str | Path) -> WeightsFile:
     """The snapshot that `target` names: see `locate_run`."""
     found = locate_run(target)
-    if isinstance(found, Path):
+    if isinstance(found, WeightsFile):
         return found
     if not found.snapshot.exists():
         raise UserError(f"'{found.root}' has no snapshot: 'dualmcmc train --resume --out {found.root}' writes one.")
-    return found.snapshot
+    return WeightsFile(found.snapshot, str(found.snapshot))
 
 
 def _numbered(folder: Path) -> list[Path]:

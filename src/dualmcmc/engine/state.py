@@ -99,9 +99,9 @@ class TrainState:
         """Start from the networks of another run (`train.init`); returns which they are."""
 
         def read() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-            path = locate_snapshot(target)
+            path, origin = locate_snapshot(target)
             tensors, info, sha256 = load_snapshot(path)
-            return tensors, {"file": str(path), "sha256": sha256, "images": info["images"]}
+            return tensors, {"file": origin, "sha256": sha256, "images": info["images"]}
 
         tensors, source = self.world.on_main(read)  # other ranks may not see the file
         with self.world.fail_together():

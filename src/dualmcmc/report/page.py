@@ -21,7 +21,7 @@ from dualmcmc.metrics.fid import pixel_frechet_distance
 from dualmcmc.nets import parameter_counts
 from dualmcmc.nets.custom import Networks
 from dualmcmc.report.curves import plot_log
-from dualmcmc.tasks import record
+from dualmcmc.tasks import results
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
 from dualmcmc.tasks.inputs import choose
 from dualmcmc.tasks.reconstruct import compare_starts, reconstruct, steps_per_image
@@ -152,7 +152,7 @@ def _page(
     sections = [
         f"<h1>{name}</h1><p>{_escape(run.config.description)}</p>",
         _metrics_section(numbers),
-        results_section(record.read_all(record.folder_for(folder.root))),
+        results_section(results.read_all(results.folder_for(folder.root))),
         *(_picture_sections(run, images) if run.config.data.is_image else ()),
         "<h2>Curves</h2>" + _figure(plot_log(log), "Means over each log interval."),
         "<h2>Timings and sizes</h2>" + _table(_timings(log, run)),

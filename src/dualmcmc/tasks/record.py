@@ -1,4 +1,4 @@
-"""Results with everything needed to repeat them: one JSON file per result, in the run folder."""
+"""Write results with everything needed to repeat them: one JSON file per result, in the run folder."""
 
 from __future__ import annotations
 
@@ -17,38 +17,10 @@ from typing import Any
 import torch
 
 from dualmcmc import __version__
-from dualmcmc.pretrained import output_folder
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.device import device_name
-from dualmcmc.utils.errors import CannotWrite, UserError
-from dualmcmc.utils.files import make_folder, read_text, to_json, write_text
-
-FOLDER = "results"
-MAX_RECORD = 1 << 24  # bytes
-
-# names in files of earlier versions
-RENAMED_NUMBERS = {
-    "frechet_own_network": "frechet_custom_network",
-    "mse_unit": "mse_0_to_1",
-    "psnr": "psnr_db",
-    "psnr_hidden": "psnr_hidden_db",
-    "hidden": "hidden_fraction",
-    "x_moved": "x_displacement_rms",
-    "energy_half": "energy_halfway",
-    "moved_half": "displacement_rms_halfway",
-    "moved_end": "displacement_rms_end",
-    "largest_pixel": "max_abs_pixel",
-    "outside_range": "fraction_outside_range",
-    "outside_range_at": "fraction_outside_range_at",
-    "step_mean": "pixel_change_rms_mean",
-    "step_largest": "pixel_change_rms_max",
-    "unevenness": "max_to_mean_change",
-    "aupr_known": "aupr_in_distribution",
-    "fpr95": "fpr_at_95_tpr",
-}
-RENAMED_FACTS = {"left_out": "skipped", "seconds_of": "seconds_by_part"}
-RENAMED_TASKS = {"long-run": "long-chains"}
-
+from dualmcmc.utils.errors import CannotWrite
+from dualmcmc.utils.files import make_folder, to_json, write_text
 
 REMEDY = "Reduce sampling.step_size, sampling.temperature or sampling.steps, or those of teaching.z_chain."
 
@@ -62,11 +34,6 @@ def is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def folder_for(run: Path) -> Path:
-    """Where the results of a run folder, a snapshot or pretrained weights are."""
-    return output_folder(run) / FOLDER
-
-
 def describe_run(run: Run) -> dict[str, Any]:
     """The run that was used: its weights, its chains and its execution."""
     sampling = run.config.sampling
@@ -76,7 +43,7 @@ def describe_run(run: Run) -> dict[str, Any]:
             "preset": run.config.preset,
             "images": run.images,
             "ema": run.ema,
-            "file": None if run.file is None else str(run.file),
+            "file": run.source,
             "sha256": run.sha256,
         },
         "x_chain": asdict(run.config.sampling_chain) | {"noise_std": run.config.sampling_chain.noise_std},
@@ -135,34 +102,6 @@ def save(result: dict[str, Any], folder: Path) -> Path:
             raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
     write_text(path, json.dumps(json.loads(to_json(result)), indent=2) + "\n")
     return path
-
-
-def read_all(folder: Path) -> list[dict[str, Any]]:
-    """Every result in a folder, oldest first, with current names; other files are skipped."""
-    results = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            result = json.loads(read_text(path, MAX_RECORD))
-            if isinstance(result, dict) and {"task", "time"} <= result.keys() and isinstance(result["numbers"], dict):
-                results.append(_with_current_names(result))
-        except (UserError, KeyError, ValueError, RecursionError):
-            continue
-    return sorted(results, key=lambda result: str(result["time"]))
-
-
-def _with_current_names(result: dict[str, Any]) -> dict[str, Any]:
-    def rename(numbers: dict[str, Any]) -> dict[str, Any]:
-        current = {}
-        for key, value in numbers.items():
-            if isinstance(value, dict):  # of a stage or a dataset, which keeps its name
-                current[key] = rename(value)
-            else:
-                current[RENAMED_NUMBERS.get(key, key)] = value
-        return current
-
-    task = str(result["task"])
-    changes = {"task": RENAMED_TASKS.get(task, task), "numbers": rename(result["numbers"])}
-    return {RENAMED_FACTS.get(key, key): value for key, value in (result | changes).items()}
 
 
 def commit() -> str | None:

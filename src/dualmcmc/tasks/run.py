@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualmcmc import config_io
+from dualmcmc import config_io, hub
 from dualmcmc import rng as random_numbers
 from dualmcmc.config import Chain, Config, Data, Engine
 from dualmcmc.data import DataSplits
@@ -22,15 +23,18 @@ from dualmcmc.data.custom import load_custom
 from dualmcmc.engine import checkpoint
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_sampling, fit_plan, resolve_plan
-from dualmcmc.engine.run_folder import locate_run, locate_snapshot
+from dualmcmc.engine.run_folder import WeightsFile, locate_run, locate_snapshot
 from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
 from dualmcmc.nets.custom import Networks, as_trio
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen
+from dualmcmc.pretrained import has_name
+from dualmcmc.tasks import card, results
 from dualmcmc.tasks.convert import as_images, as_latents
 from dualmcmc.utils.device import resolve_device, set_deterministic
 from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.files import digest, expand_user
 from dualmcmc.utils.images import Picture, grid, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, format_count, no_progress
 
@@ -66,12 +70,16 @@ class Run:
         world: World = SINGLE_PROCESS,
         trained_data: Data | None = None,
         splits: DataSplits | None = None,
+        source: str | None = None,
+        results_folder: Path | None = None,
     ) -> None:
         self.config, self.device, self.seed = config, device, seed
         self.images = images  # trained on
         self.trained_data = trained_data or config.data  # of the run's own images; `config.data` may be overridden
         self._splits = splits  # data given in Python
         self.file, self.sha256, self.ema = file, sha256, ema  # of the weights
+        self.source = source or (None if file is None else str(file))  # a path, or hf://USER/NAME@COMMIT
+        self.results_folder = results_folder  # where the command records what it measures
         self.world = world  # processes that share the work of `sample_batches` and of some tasks
         self.trio = trio.to(device).eval().requires_grad_(False)
         self.plan = self._resolve_plan(replace(config.engine, mode="eager"))  # until `prepare` compiles
@@ -345,7 +353,7 @@ class Run:
         if overflowed:
             raise UserError(f"{overflowed[0]} has values beyond the range of {dtype}: choose another --dtype.")
         config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
-        if config.train.init is not None:
+        if config.train.init is not None and not has_name(config.train.init):
             config = replace(config, train=replace(config.train, init=Path(config.train.init).name))
         checkpoint.save(path, rounded, {"config": config_io.to_tree(config), "images": self.images})
         changed = sum(
@@ -353,6 +361,47 @@ class Run:
         )
         total = sum(float(value.double().square().sum()) for value in tensors.values())
         return {"dtype": dtype, "bytes": path.stat().st_size, "relative_change": (changed / total) ** 0.5}
+
+    def push(
+        self,
+        repo: str,
+        dtype: str = "float16",
+        private: bool = False,
+        branch: str | None = None,
+        message: str | None = None,
+        license: str | None = None,
+        replace_card: bool = False,
+    ) -> dict[str, Any]:
+        """Commit the weights as `export` writes them to a repository on the Hugging Face Hub, USER/NAME.
+
+        Creates the repository (private if `private`) and the branch if necessary, and writes a model card unless there
+        is one. Returns what `export` does, and where to find the weights.
+        """
+        repo = hub.parse_repo(repo)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / hub.FILE
+            exported = self.export(file, dtype)
+            sha256 = digest(file, "sha256").hexdigest()
+            text = card.model_card(
+                repo,
+                replace(self.config, data=self.trained_data),
+                parameter_counts(self.trio),
+                self.images,
+                exported | {"sha256": sha256},
+                self._own_results(),
+                license,
+            )
+            message = message or f"Upload weights after {self.images:,} {self.config.data.noun}"
+            made = hub.upload(repo, file, text, message, private, branch, replace_card)
+        name = hub.HubName(repo, made.commit)
+        return {"name": str(name), "url": made.url, "card": made.card, "sha256": sha256, **exported}
+
+    def _own_results(self) -> list[dict[str, Any]]:
+        """The recorded results of exactly these weights; the run may have been trained further since others."""
+        found = [] if self.results_folder is None else results.read_all(self.results_folder)
+        return [
+            result for result in found if isinstance(run := result.get("run"), dict) and run["sha256"] == self.sha256
+        ]
 
     def _images(self, x: Any) -> Tensor:
         return as_images(x, self.config.data)
@@ -421,7 +470,7 @@ def load(
     data: Any = None,
     test_data: Any = None,
 ) -> Run:
-    """A run from its folder, from a snapshot file, or from pretrained weights by name.
+    """A run from its folder, from a snapshot file, or from weights with a name: pretrained, or hf://USER/NAME[@REVISION].
 
     ema=False loads the weights as trained instead of their average; this needs the run folder. `overrides` change how
     the run is used: "sampling.steps=70", "sampling.batch=100". `data.crop`, `data.resize` and `data.skip_bad` apply to
@@ -433,13 +482,14 @@ def load(
     """
     target = world.device(resolve_device(str(device)))
     if ema:
-        file = locate_snapshot(path)
+        file, source = locate_snapshot(path)
         tensors, info, sha256 = load_snapshot(file)
     else:
         folder = locate_run(path)
-        if isinstance(folder, Path):
-            raise UserError(f"'{folder}' contains averaged weights only: --no-ema needs the run folder.")
+        if isinstance(folder, WeightsFile):
+            raise UserError(f"'{folder.source}' contains averaged weights only: --no-ema needs the run folder.")
         file = folder.latest_state()
+        source = str(file)
         tensors, info, sha256 = load_state_without_ema(file)
     config = stored_config(info, file)
     trio = build_from_tensors(config, tensors, file, None if networks is None else as_trio(networks))
@@ -447,7 +497,10 @@ def load(
     set_deterministic(target, config.train.deterministic)
     used = _override(config, overrides)
     trained_data = replace(config.data, path=used.data.path, test_path=used.data.test_path)
-    return Run(used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data, splits)
+    return Run(
+        used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data, splits, source,
+        results.folder_for(expand_user(path)),
+    )  # fmt: skip
 
 
 def _load_custom(config: Config, data: Any, test_data: Any) -> DataSplits:
