@@ -19,6 +19,7 @@ from dualmcmc.engine import log, plan
 from dualmcmc.engine.trainer import train
 from dualmcmc.nets import Trio
 
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # no test reaches the Hub; read when its library is imported
 LONG = os.environ.get("DUALMCMC_FAULTS") == "long"  # `make faults`: more repetitions, more combinations
 TINY = [
     "nets.energy_width=4",

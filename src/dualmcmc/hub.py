@@ -41,7 +41,7 @@ class HubName(NamedTuple):
 def parse_name(target: str | Path) -> HubName | None:
     """The repository that `target` names; None if it is not of the form hf://…"""
     text = str(target)
-    if not text.startswith(PREFIX):
+    if not f"{text}/".startswith(PREFIX):
         return None
     repo, at, revision = text.removeprefix(PREFIX).removeprefix("/").partition("@")
     if not _is_repo(repo) or bool(at) != bool(REVISION.fullmatch(revision)) or ".." in revision:
