@@ -63,7 +63,7 @@ def test_one_grammar(call, name):
     assert len(options) <= 14
     assert not {"--samples", "--steps", "--step-size", "--temperature", "--z-steps", "--crop"} & set(options)
     if "KEY=VALUE" not in usage:
-        assert name in ("doctor", "report", "export")
+        assert name in ("doctor", "report", "export", "push")
 
 
 def test_version_and_no_arguments(call):
@@ -89,7 +89,8 @@ def test_usage_errors(call):
         (["train", "--max-minutes", "soon"], "--max-minutes soon: use a number"),
         (
             ["sample"],
-            "TARGET is missing: run folder, snapshot file, or name of pretrained weights. See dualmcmc",
+            "TARGET is missing: run folder, snapshot file, name of pretrained weights, or hf://USER/NAME[@REVISION]. "
+            "See dualmcmc",
         ),
         (["outliers", "x"], "--against is missing: datasets to detect"),
         (["sample", "x", "--sed", "1"], "unknown option --sed. Did you mean '--seed'?"),

@@ -390,10 +390,10 @@ def push(
     networks: Networks = None,
     as_json: Json = False,
 ) -> None:
-    """Upload a run's networks to the Hugging Face Hub, with a model card.
+    """Upload a run's networks to the Hugging Face Hub.
 
-    The file is the one that 'export' writes. A model card that is already there is kept. Log in with 'hf auth login',
-    or set HF_TOKEN. Every command that takes a trained run takes hf://USER/NAME.
+    The file is the one that 'export' writes. It comes with a model card, unless the repository has one. Log in with
+    'hf auth login', or set HF_TOKEN. Every command that takes a trained run takes hf://USER/NAME.
 
     \b
     Examples:
