@@ -118,6 +118,11 @@ def test_push_at_full_precision(server, token, run):
     assert all(map(torch.equal, run.trio.parameters(), loaded.trio.parameters()))
 
 
+def test_unknown_dtype(run):
+    with pytest.raises(UserError, match="--dtype int8: use float16, bfloat16, float32"):
+        run.push("user/tiny", dtype="int8")
+
+
 def test_revisions(server, token, run):
     old = run.push("user/tiny")["name"]
     run.images += 1000

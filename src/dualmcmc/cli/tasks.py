@@ -337,13 +337,6 @@ def outliers(
 Dtype = Annotated[str, typer.Option(help="float16, bfloat16 or float32.")]
 
 
-def _check_dtype(dtype: str) -> None:
-    from dualmcmc.tasks.run import DTYPES
-
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
-
-
 def export(
     target: RunTarget,
     out: Annotated[Path, typer.Option(help="FILE.safetensors.", show_default=False)],
@@ -356,9 +349,9 @@ def export(
     The file also contains the settings, but no code and no paths of this machine. Every command that takes a snapshot
     takes it.
     """
-    from dualmcmc.tasks.run import load
+    from dualmcmc.tasks.run import check_dtype, load
 
-    _check_dtype(dtype)
+    check_dtype(dtype)
     check_output(out, ".safetensors")
     if out.exists():
         raise UserError(f"'{out}' already exists: choose another --out.")
@@ -402,10 +395,10 @@ def push(
       dualmcmc sample hf://user/cifar10-ebm
     """
     from dualmcmc import hub
-    from dualmcmc.tasks.run import load
+    from dualmcmc.tasks.run import check_dtype, load
     from dualmcmc.utils.extras import require
 
-    _check_dtype(dtype)
+    check_dtype(dtype)
     hub.parse_repo(repo)
     require("huggingface_hub", "hub", "push")  # before the run is loaded
     run = load(target, "cpu", networks=import_networks(networks))

@@ -75,10 +75,10 @@ def _usage(repo: str, config: Config) -> str:
 
 def _training(config: Config, images: int) -> dict[str, str]:
     data, nets, teaching = config.data, config.nets, config.teaching
-    own = {"folder": "images of their own", "custom": "data passed in Python"}
+    named = f"{data.source}, split {_code(data.split)}"
     widths = f"E {nets.energy_width}, G {nets.generator_width}, I {nets.inference_width}"
     rows = {
-        "data": f"{own.get(data.source, data.source)}, split {_code(data.split)}",
+        "data": {"folder": "a folder of images", "custom": "data passed in Python"}.get(data.source, named),
         f"{data.noun} trained on": f"{images:,}, in batches of {config.train.batch:,}",
         "networks": "custom" if nets.kind == "custom" else f"{nets.kind}, widths {widths}",
         "latent dimension, sigma": f"{teaching.latent_dim}, {teaching.sigma:g}",

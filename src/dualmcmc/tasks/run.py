@@ -347,6 +347,7 @@ class Run:
 
         Vectors (biases, norms) stay float32: they are small, and spectral norms are computed from them.
         """
+        check_dtype(dtype)
         tensors = self.trio.state_dict()
         rounded = {name: value.to(DTYPES[dtype]) if value.ndim >= 2 else value for name, value in tensors.items()}
         overflowed = [name for name, value in rounded.items() if not value.isfinite().all()]
@@ -421,6 +422,12 @@ class Run:
             own = (tensor.clone() if tensor.is_inference() else tensor for tensor in inputs)
             batches = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
             return torch.cat([function(*batch) for batch in batches])
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise `UserError` unless weights can be exported as `dtype`."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
 
 
 def _iterate(step: Callable[[Tensor], Tensor], state: Tensor, steps: int) -> Iterator[Tensor]:
