@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor
 from dualmcmc.utils.errors import UserError
 
 SavedStates = tuple[dict[str, Tensor], dict[str, Any]]
+GlobalStates = tuple[Tensor, list[Tensor], Any, Any]
 
 
 class Stream(IntEnum):
@@ -87,6 +89,32 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def global_states() -> GlobalStates:
+    """The states of torch's, Python's and NumPy's global sources, for `set_global_states`."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), on_gpus, random.getstate(), np.random.get_state()
+
+
+def set_global_states(states: GlobalStates) -> None:
+    """Return to these states."""
+    torch_state, on_gpus, python_state, numpy_state = states
+    torch.set_rng_state(torch_state)
+    if on_gpus:
+        torch.cuda.set_rng_state_all(on_gpus)
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Leave the global sources as they were."""
+    states = global_states()
+    try:
+        yield
+    finally:
+        set_global_states(states)
 
 
 def capture(method_rng: torch.Generator) -> SavedStates:

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from dualmcmc.nets.blocks import PooledConv2d
-from dualmcmc.nets.frozen import frozen, no_power_iteration
+from dualmcmc.nets.frozen import frozen, no_power_iteration, spectral_norm_hooks
 
 IMAGE_CHANNELS = 4  # a tensor with no more channels is an image, not features
 Tensors = dict[str, Tensor]
@@ -240,11 +240,13 @@ def _strip_parametrizations(module: nn.Module) -> None:
 
 
 def _without_tracking(bare: nn.Module) -> nn.Module:
-    """A copy that does not update BatchNorm's running statistics."""
+    """A copy that updates neither BatchNorm's running statistics nor the singular vectors of older spectral norms."""
     bare = copy.deepcopy(bare)
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and module.training:
             module.track_running_stats = False
+    for hook in spectral_norm_hooks(bare):
+        hook.n_power_iterations = 0
     return bare
 
 

@@ -26,7 +26,7 @@ from dualmcmc.engine.state import TrainState
 from dualmcmc.methods import Lanes, Stats, sequential
 from dualmcmc.methods.dual_mcmc import dual_mcmc, step
 from dualmcmc.nets import Trio
-from dualmcmc.nets.frozen import Watched, frozen
+from dualmcmc.nets.frozen import Watched, frozen, unchanged
 from dualmcmc.utils.images import as_float
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -72,9 +72,10 @@ class TrainStep:
         """Compile, if the plan says so; `notify` receives a message if that fails."""
         if not self.plan.compiled:
             return
-        failure = compile_for_training(
-            self.executors, self.config, self.loader.local_batch, self.state.device, progress
-        )
+        with unchanged(self.state.trio):
+            failure = compile_for_training(
+                self.executors, self.config, self.loader.local_batch, self.state.device, progress
+            )
         if failure:
             self.plan = replace(self.plan, compiled=False)
             notify(f"running eagerly: compilation failed ({failure})")
@@ -143,16 +144,18 @@ class TrainStep:
 
     @contextmanager
     def _undone_if_abandoned(self) -> Iterator[None]:
-        """Restore what an abandoned iteration may have changed before its first update: noise and buffers."""
+        """Restore what an abandoned iteration may have changed before its first update: random sources and buffers."""
         if self._give_up is None or isinstance(self._run, CudaGraph):
             yield
             return
         buffers = list(self.state.trio.buffers())
-        noise, before = self.state.rng.get_state(), [buffer.clone() for buffer in buffers]
+        noise, sources = self.state.rng.get_state(), rng.global_states()
+        before = [buffer.clone() for buffer in buffers]
         try:
             yield
         except Abandoned:
             self.state.rng.set_state(noise)
+            rng.set_global_states(sources)
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
             raise
@@ -162,7 +165,7 @@ class TrainStep:
         noise, window, x = rng.make_generator(0, self.state.device), StatsWindow(), self._batch()
         z = torch.randn(len(x), self.config.teaching.latent_dim, device=x.device, generator=noise)
         cfg = replace(self._teaching, second_x_chain=False)
-        with torch.no_grad(), ExitStack() as stack:
+        with torch.no_grad(), unchanged(self.state.trio), ExitStack() as stack:
             stack.enter_context(uncompiled(self.executors))  # no compilation for this alone
             for network in self.executors.children():
                 stack.enter_context(frozen(network))

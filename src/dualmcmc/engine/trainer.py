@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from dualmcmc import config_io
+from dualmcmc import config_io, rng
 from dualmcmc.config import Config, Nets
 from dualmcmc.data import DataSplits, describe, fingerprint
 from dualmcmc.data import load as load_data
@@ -30,6 +31,7 @@ from dualmcmc.utils.device import (
     device_name,
     format_bytes,
     peak_memory,
+    preserved_settings,
     resolve_device,
     set_deterministic,
     set_num_threads,
@@ -108,7 +110,7 @@ def train(
     elif reporter is None:
         reporter = make_reporter()
     try:
-        with connected.detect_lost_process(), ExitStack() as cleanup:
+        with connected.detect_lost_process(), _preserved_globals(), ExitStack() as cleanup:
             loop = _set_up(config, folder, str(device), resume, given, reporter, connected, cleanup)
             loop.on_log, loop.on_save = on_log, on_save
             reason = loop.run(max_images, max_minutes)
@@ -131,6 +133,13 @@ def train(
         connected.size,
         peak_memory(state.device),
     )
+
+
+@contextmanager
+def _preserved_globals() -> Iterator[None]:
+    """Gradients on, whatever the caller's mode; afterwards the caller's random sources and settings are back."""
+    with rng.preserved(), preserved_settings(), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _set_up(

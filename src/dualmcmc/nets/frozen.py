@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from dualmcmc import rng
 
 Network = Callable[..., Any]
 
@@ -72,15 +75,39 @@ class Watched(torch.nn.Module):
 
 @contextmanager
 def no_power_iteration(net: torch.nn.Module) -> Iterator[None]:
-    """Spectral norms keep their current singular vectors."""
+    """Spectral norms keep their current singular vectors, the older ones too."""
     iterating = [m for m in net.modules() if isinstance(m, parametrize.ParametrizationList) and m.training]
+    hooks = spectral_norm_hooks(net)
+    counts = [hook.n_power_iterations for hook in hooks]
     try:
         for parametrization in iterating:
             parametrization.eval()
+        for hook in hooks:
+            hook.n_power_iterations = 0
         yield
     finally:
         for parametrization in iterating:
             parametrization.train()
+        for hook, count in zip(hooks, counts, strict=True):
+            hook.n_power_iterations = count
+
+
+def spectral_norm_hooks(net: torch.nn.Module) -> list[SpectralNorm]:
+    """Those of the older `torch.nn.utils.spectral_norm`, each with its number of power iterations."""
+    return [hook for m in net.modules() for hook in m._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+
+
+@contextmanager
+def unchanged(net: torch.nn.Module) -> Iterator[None]:
+    """Leave buffers and global random generators as they were: for evaluations that are not part of training."""
+    before = {name: value.clone() for name, value in net.named_buffers()}
+    with rng.preserved():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in before.items():
+                    net.get_buffer(name).copy_(value)
 
 
 @contextmanager

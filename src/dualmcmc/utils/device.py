@@ -146,3 +146,15 @@ def exact_float32() -> Iterator[None]:
             yield
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def preserved_settings() -> Iterator[None]:
+    """Leave torch's number of threads, precision and choice of kernels as they were."""
+    cudnn, matmul, threads = torch.backends.cudnn, torch.backends.cuda.matmul, torch.get_num_threads()
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        torch.set_num_threads(threads)
