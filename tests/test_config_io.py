@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualmcmc import config_io
-from dualmcmc.config import Adam, Chain, Config, Data, Teaching
+from dualmcmc.config import Adam, Chain, Config, Data, Teaching, Train
 from dualmcmc.utils.errors import UserError
 
 EXPECTED = {
@@ -150,6 +150,8 @@ def test_override_changes_one_setting_of_a_group():
         ("data.path=a.zip", "data.source=digits is built in"),
         ("teaching.sigma=1e-200", "teaching.sigma must be at least 0.0001"),
         ("seed=-1", "seed must be at least 0"),
+        ("train.trackers=[wand]", "must be tensorboard, wandb or mlflow, not 'wand'. Did you mean 'wandb'?"),
+        ("train.trackers=wandb", "train.trackers must be a list of tensorboard, wandb or mlflow, not 'wandb'"),
     ],
 )
 def test_invalid_override(override, message):
@@ -273,6 +275,7 @@ def test_description_of_a_preset_is_of_its_own_images(tmp_path):
         (lambda: Teaching(x_chain=30), "Teaching: x_chain must be a Chain, not 30"),
         (lambda: Adam(betas=(0.0, 1.0)), "Adam: betas must be less than 1, not 1.0"),
         (lambda: Adam(betas=(0.0,)), "Adam: betas must be a tuple of 2 numbers"),
+        (lambda: Train(trackers=("wand",)), "must be a tuple of 'tensorboard' or 'wandb' or 'mlflow', not 'wand'"),
         (lambda: Data(channels=2), "Data: channels must be 1 or 3, not 2"),
         (lambda: replace(Chain(), temperature=-1), "Chain: temperature must be at least 0"),
     ],

@@ -43,6 +43,7 @@ DatasetName = Literal[
 ]  # fmt: skip
 Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Settings(Tree):
@@ -52,7 +53,7 @@ class Settings(Tree):
         for entry in fields(self):  # type: ignore[arg-type]
             value, kind = getattr(self, entry.name), _types(type(self))[entry.name]  # type: ignore[arg-type]
             if not _fits(value, kind):
-                text = f"must be {_describe(kind)}, not {format_value(value)}."
+                text = f"must be {_describe(kind)}, not {format_value(_misfit(value, kind))}."
                 raise InvalidSetting(type(self).__name__, entry.name, text)
             object.__setattr__(self, entry.name, _plain_number(value, kind))
             if text := _beyond_limits(value, entry.metadata):
@@ -87,6 +88,13 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
+def _misfit(value: Any, kind: Any) -> Any:
+    """What does not have the declared type: the first such item of a tuple of any length, or the whole value."""
+    if isinstance(value, tuple) and Ellipsis in typing.get_args(kind):
+        return next(item for item in value if not _fits(item, typing.get_args(kind)[0]))
+    return value
+
+
 def tuple_kinds(kind: Any, value: Any) -> tuple[Any, ...]:
     """The types of the items of a tuple: tuple[float, float], or tuple[int, ...] with as many as `value` has."""
     options = typing.get_args(kind)
@@ -113,7 +121,9 @@ def _describe(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, options))
     if typing.get_origin(kind) is tuple:
-        return "a tuple of integers" if Ellipsis in options else f"a tuple of {len(options)} numbers"
+        if Ellipsis in options:
+            return f"a tuple of {'integers' if options[0] is int else _describe(options[0])}"
+        return f"a tuple of {len(options)} numbers"
     words = {int: "an integer", float: "a number", bool: "True or False", str: "text"}
     return words.get(kind, f"a {kind.__name__}")
 
@@ -403,6 +413,9 @@ class Train(Settings):
     keep: int = setting(2, "saved states to keep; with 1 there is no fallback for a damaged one", ge=1)
     grace: float = setting(30.0, "seconds after SIGTERM within which the state must be saved", ge=0)
     deterministic: bool = setting(True, "on CUDA: the same seed gives the same run, slightly slower")
+    trackers: tuple[TrackerName, ...] = setting(
+        ("tensorboard",), "where curves go besides log.jsonl: tensorboard, wandb, mlflow, several or none: []"
+    )
 
 
 @dataclass(frozen=True)

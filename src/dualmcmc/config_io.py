@@ -122,13 +122,16 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
         hint = nearest(
             format_value(value).strip("'").lower(), [option for option in options if isinstance(option, str)]
         )
-        *others, last = map(str, options)
-        raise UserError(f"{where}: {path} must be {', '.join(others)} or {last}, not {format_value(value)}.{hint}")
+        raise UserError(f"{where}: {path} must be {_alternatives(options)}, not {format_value(value)}.{hint}")
     if origin is tuple:
         kinds = tuple_kinds(kind, value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
             return tuple(_convert(k, v, path, where) for k, v in zip(kinds, value, strict=True))
-        expected = "a list of integers" if Ellipsis in options else f"a list of {len(options)} numbers"
+        if Ellipsis in options:
+            names = typing.get_args(options[0])
+            expected = f"a list of {_alternatives(names) if names else 'integers'}"
+        else:
+            expected = f"a list of {len(options)} numbers"
     elif kind is bool:
         if isinstance(value, bool):
             return value
@@ -143,6 +146,12 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
             return kind(value) if isinstance(value, int) else kind(number)
         expected = "an integer" if kind is int else "a number"
     raise UserError(f"{where}: {path} must be {expected}, not {format_value(value)}.")
+
+
+def _alternatives(options: Sequence[Any]) -> str:
+    """Such as "simple, resnet or style"."""
+    *others, last = map(str, options)
+    return f"{', '.join(others)} or {last}"
 
 
 def _text(value: str | int | float, path: str, where: str) -> str:

@@ -515,12 +515,17 @@ def test_run_without_states_offers_its_weights(run_folder, tmp_path):
     assert train(tiny(f"train.init={run_folder}"), tmp_path / "next", CPU).stop_reason == "finished"
 
 
-@pytest.mark.parametrize("name", [".lock", "log.jsonl", "states", "samples", "snapshots", "tensorboard", "config.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lock", "log.jsonl", "states", "samples", "snapshots", "tensorboard", "wandb", "config.yaml", "trackers.json",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("resumed", [False, True])
 def test_links_are_not_followed(run_folder, tmp_path, name, resumed):
     """A run folder from someone else must not make us write elsewhere."""
     precious = tmp_path / "precious"
-    is_folder = name in ("states", "samples", "snapshots", "tensorboard")
+    is_folder = name in ("states", "samples", "snapshots", "tensorboard", "wandb")
     folder = run_folder if resumed else tmp_path / "new"
     folder.mkdir(exist_ok=True)
     path = folder / name

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dualmcmc.utils.errors import UserError
-from dualmcmc.utils.extras import require
+from dualmcmc.utils.extras import is_installed, require
 from tests.conftest import TINY, assert_refused
 
 EXTRAS = {
@@ -16,7 +16,7 @@ EXTRAS = {
     "distributed": ("lightning", "lightning_fabric"),
     "metrics": ("torchmetrics",),
     "plots": ("matplotlib",),
-    "trackers": ("tensorboard",),
+    "trackers": ("tensorboard", "wandb", "mlflow", "sqlalchemy", "alembic"),
     "dev": ("sklearn", "skimage"),
 }
 
@@ -61,3 +61,12 @@ def test_present_module():
     assert require("torch", "data", "this") is torch
     with pytest.raises(UserError, match=r"this needs the package nowhere: pip install 'dualmcmc\[data\]'"):
         require("nowhere.inside", "data", "this")
+
+
+def test_folder_is_not_a_package(tmp_path, monkeypatch):
+    """W&B and TensorBoard create folders of their names, which Python would import from the current folder."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "a_tracker").mkdir()
+    assert not is_installed("a_tracker")
+    assert not is_installed("nowhere")
+    assert is_installed("torch")

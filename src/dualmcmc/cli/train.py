@@ -70,10 +70,11 @@ def train(
 ) -> None:
     """Train a preset or config file in a run folder.
 
-    Writes config.yaml, log.jsonl, TensorBoard curves, sample grids, a snapshot for sampling and full states to resume
-    from. Ctrl-C, SIGTERM and SIGHUP (a lost connection) save and stop; --resume continues. Exit codes: 0 success, 2 bad
-    input, 3 diverged, 4 another process was lost, 129, 130 and 143 stopped by a signal. Several processes wait
-    DUALMCMC_CONNECT_TIMEOUT seconds (300) to connect, and DUALMCMC_STALL_TIMEOUT (600) for one that does not respond.
+    Writes config.yaml, log.jsonl, curves (train.trackers), sample grids, a snapshot for sampling and full states to
+    resume from. Ctrl-C, SIGTERM and SIGHUP (a lost connection) save and stop; --resume continues. Exit codes: 0
+    success, 2 bad input, 3 diverged, 4 another process was lost, 129, 130 and 143 stopped by a signal. Several
+    processes wait DUALMCMC_CONNECT_TIMEOUT seconds (300) to connect, and DUALMCMC_STALL_TIMEOUT (600) for one that does
+    not respond.
 
     \b
     Examples:
@@ -134,7 +135,6 @@ def train(
 
 
 def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
-    from dualmcmc.engine.log import has_tensorboard
     from dualmcmc.utils.device import format_bytes
 
     if as_json:
@@ -148,7 +148,7 @@ def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
         )
         show(f"run folder  {folder}")
         show(f"samples     {folder / 'samples'}")
-        if has_tensorboard():
+        if (folder / "tensorboard").is_dir():
             show(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
         if not finished:
             show(f"continue    dualmcmc train --resume --out {folder}")

@@ -1,13 +1,11 @@
-"""What a run records while it trains: JSON lines, TensorBoard curves and sample grids."""
+"""What a run records while it trains: JSON lines, which it forwards to the trackers, and sample grids."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from dualmcmc import rng
 from dualmcmc.engine.ddp import local_batchnorm
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
+from dualmcmc.engine.trackers import Summary
+from dualmcmc.engine.tracking import Trackers
 from dualmcmc.langevin import revise_x
 from dualmcmc.nets.frozen import eval_mode
 from dualmcmc.utils.errors import CannotWrite
@@ -35,30 +35,16 @@ RENAMED = {  # since earlier versions
 }
 
 
-def has_tensorboard() -> bool:
-    """Whether TensorBoard is installed; without it, a run writes log.jsonl alone."""
-    try:
-        return find_spec("tensorboard") is not None
-    except ValueError:  # a module that was loaded without a spec
-        return False
-
-
-def _summary_writer(folder: Path, images: int) -> Any:
-    if not has_tensorboard():
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=images + 1)
-
-
 class RunLog:
-    """Appends to log.jsonl and, if it is installed, to TensorBoard.
+    """Appends to log.jsonl, and forwards to the trackers.
 
-    When a run resumes at `images`, later lines are dropped: that work is done again.
+    When a run resumes at `images`, later lines are dropped: that work is done again. As a context manager it closes the
+    trackers' runs as finished, or as failed if there is an exception.
     """
 
-    def __init__(self, folder: RunFolder, images: int) -> None:
+    def __init__(self, folder: RunFolder, images: int, trackers: Trackers | None = None) -> None:
         self._folder = folder
+        self._trackers = trackers or Trackers([])
         self._open(images)
 
     def _open(self, images: int) -> None:
@@ -68,42 +54,47 @@ class RunLog:
             write_text(folder.log, "".join(to_json(entry) + "\n" for entry in kept))
         with _writing(folder.root):
             self._file = open(folder.log, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
-            self._tensorboard = _summary_writer(folder.tensorboard, images)
-        threading.excepthook = _ignore_write_errors
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(kind is not None)
 
     def rewind(self, images: int) -> None:
         """Drop everything after `images`: the run was rolled back to this point."""
-        self.close()
+        self._close_file()
         self._open(images)
+        self._trackers.send(lambda tracker: tracker.rewind(images))
 
     def event(self, kind: str, images: int, **facts: Any) -> None:
         """Record an event: start, resume, note, save, stop, diverged or rollback."""
         self._write({"kind": kind, "images": images, "time": round(time.time(), 3), **facts})
+        if summary := _summarize(kind, images, facts):
+            self._trackers.send(lambda tracker: tracker.summary(summary))
+        for text in self._trackers.drop_failed():
+            self.event("note", images, text=text)
 
     def stats(self, values: dict[str, float]) -> None:
         """Record the statistics of one log interval; `images` among them is the x-axis."""
+        images = int(values["images"])
         self._write({"kind": "train", **values})
-        if self._tensorboard is None:
-            return
-        with _writing(self._folder.tensorboard):
-            for name, value in values.items():
-                if name not in ("images", "iteration"):
-                    self._tensorboard.add_scalar(name, value, int(values["images"]))
+        self._trackers.send(lambda tracker: tracker.stats(values, images))
+        for text in self._trackers.drop_failed():
+            self.event("note", images, text=text)
 
-    def image(self, name: str, pixels: Any, images: int) -> None:
-        """Show a (C, h, w) uint8 image in TensorBoard."""
-        if self._tensorboard is None:
-            return
-        with _writing(self._folder.tensorboard):
-            self._tensorboard.add_image(name, pixels, images)
+    def image(self, name: str, pixels: Tensor, images: int) -> None:
+        """Show a (C, h, w) uint8 image in the trackers."""
+        self._trackers.send(lambda tracker: tracker.image(name, pixels, images))
 
-    def close(self) -> None:
-        """Flush and close, ignoring write errors."""
-        for file in (self._file, self._tensorboard):
-            if file is not None:
-                with suppress(OSError):
-                    file.close()
-        threading.excepthook = threading.__excepthook__
+    def close(self, failed: bool = False) -> None:
+        """Flush and close, ignoring write errors; `failed`: the session was ended by an error."""
+        self._close_file()
+        self._trackers.close(failed)
+
+    def _close_file(self) -> None:
+        with suppress(OSError):
+            self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
         with _writing(self._folder.log):
@@ -123,11 +114,22 @@ class NullLog(RunLog):
     def stats(self, values: dict[str, float]) -> None:
         """Do nothing."""
 
-    def image(self, name: str, pixels: Any, images: int) -> None:
+    def image(self, name: str, pixels: Tensor, images: int) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Do nothing."""
+
+
+def _summarize(kind: str, images: int, facts: dict[str, Any]) -> Summary:
+    """What trackers show of an event as facts about the run."""
+    if kind == "stop":
+        return {"stop_reason": facts.get("reason", "")}
+    if kind == "diverged":
+        return {"diverged_at": images, "divergence": facts.get("reason", "")}
+    if kind == "rollback":
+        return {"rollbacks": facts.get("number", 0)}
+    return {}
 
 
 @contextmanager
@@ -136,12 +138,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CannotWrite(f"cannot write '{path}': {error.strerror or error}.") from None
-
-
-def _ignore_write_errors(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes in a thread and raises its I/O errors again at the next call."""
-    if not issubclass(failed.exc_type, OSError):
-        threading.__excepthook__(failed)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ class RunFolder:
         self.config = root / "config.yaml"
         self.log = root / "log.jsonl"
         self.tensorboard = root / "tensorboard"
+        self.wandb = root / "wandb"
+        self.trackers = root / "trackers.json"
         self.samples = root / "samples"
         self.states = root / "states"
         self.snapshot = root / "snapshot.safetensors"
@@ -35,7 +37,9 @@ class RunFolder:
 
     def require_no_links(self) -> None:
         """Raise `UserError` if the folder contains a link, which writing would follow, or a special file."""
-        folders = (self.root, self.states, self.samples, self.snapshots, self.tensorboard, self.results)
+        folders = (
+            self.root, self.states, self.samples, self.snapshots, self.tensorboard, self.wandb, self.results
+        )  # fmt: skip
         for folder in folders:
             if folder != self.root and folder.is_symlink():
                 continue  # reported as an entry of the root

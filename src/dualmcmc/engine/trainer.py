@@ -18,13 +18,14 @@ from dualmcmc.data.custom import load_custom
 from dualmcmc.data.loader import BatchLoader
 from dualmcmc.engine.ddp import init_distributed
 from dualmcmc.engine.distributed import World
-from dualmcmc.engine.log import NullLog, RunLog, has_tensorboard, read_log
+from dualmcmc.engine.log import NullLog, RunLog, read_log
 from dualmcmc.engine.loop import OnLog, OnSave, TrainLoop
 from dualmcmc.engine.plan import fit_plan, resolve_plan
 from dualmcmc.engine.resume import check_unchanged, nothing_to_resume, resumed_config, with_absolute_paths
 from dualmcmc.engine.run_folder import RunFolder, RunLock
 from dualmcmc.engine.signals import StopSignals
 from dualmcmc.engine.state import TrainState, latest_valid_state, read_config
+from dualmcmc.engine.tracking import check_trackers, open_trackers
 from dualmcmc.nets import Trio, parameter_counts
 from dualmcmc.nets.custom import Networks, as_trio, check_networks, describe_classes, has_gains
 from dualmcmc.utils.device import (
@@ -37,6 +38,7 @@ from dualmcmc.utils.device import (
     set_num_threads,
 )
 from dualmcmc.utils.errors import CannotWrite, UserError, sanitize
+from dualmcmc.utils.extras import is_installed
 from dualmcmc.utils.files import expand_user, make_folder
 from dualmcmc.utils.images import as_float
 from dualmcmc.utils.progress import ProgressFactory, Reporter, make_reporter, no_progress
@@ -163,6 +165,7 @@ def _set_up(
             )
         if world.is_main:
             _check_folder(folder, resume, cleanup)
+            check_trackers(cfg.train.trackers, folder)
             cfg, images = _load_data(cfg, given, reporter.progress)
     with world.fail_together():
         if not world.is_main:  # after rank 0, which may have packed the images
@@ -202,8 +205,14 @@ def _set_up(
     cleanup.callback(loader.close)
     signals = cleanup.enter_context(StopSignals(not world.launched, announce=world.is_main))  # before the first file
     with world.fail_together():
-        log = _open_log(cfg, state, folder, resume, damaged, cleanup) if world.is_main else NullLog()
-    cleanup.callback(log.close)
+        log: RunLog = NullLog()
+        if world.is_main:
+            _write_first_files(cfg, state, folder, resume, damaged, cleanup)
+            trackers = open_trackers(
+                cfg, folder, state.images, resume, reporter.message, lambda: signals.received is not None
+            )
+            log = RunLog(folder, state.images, trackers)
+    cleanup.enter_context(log)
     counts = parameter_counts(state.trio)
     log.event(
         "resume" if resume else "start",
@@ -226,9 +235,9 @@ def _set_up(
     )
     if init:
         reporter.message(f"starting from '{sanitize(init['file'], 500)}', trained on {init['images']:,} images")
-    if not has_tensorboard():
+    if "tensorboard" in cfg.train.trackers and not is_installed("tensorboard"):
         reporter.message(
-            "TensorBoard is not installed, so statistics go to log.jsonl only; to add it: "
+            "TensorBoard is not installed, so there are no curves but those in log.jsonl; to add it: "
             "pip install 'dualmcmc[trackers]'"
         )
     for note in (*images.notes, *plan.notes):
@@ -298,9 +307,9 @@ def _ended_before_first_state(folder: RunFolder) -> bool:
     return {entry["kind"] for entry in read_log(folder.log)} <= {"start", "note"}
 
 
-def _open_log(
+def _write_first_files(
     config: Config, state: TrainState, folder: RunFolder, resume: bool, damaged: list[Path], cleanup: ExitStack
-) -> RunLog:
+) -> None:
     """Write the first files of this session."""
     for part in (folder.root, folder.samples, folder.states):
         make_folder(part)
@@ -314,7 +323,6 @@ def _open_log(
     folder.write_config(config)
     if resume:
         state.save_snapshot(folder.snapshot)  # it may have been deleted
-    return RunLog(folder, state.images)
 
 
 def _restore(state: TrainState, folder: RunFolder) -> tuple[bool, list[Path]]:
