@@ -60,3 +60,10 @@ def test_trained_run(finished_run):
 def test_using_a_run(finished_run):
     names = run_example("docs/guide/using.md", "using", **{"runs/digits": finished_run, "inference+10": "inference+2"})
     assert names["path"].shape == (2, 9, 1, 8, 8)
+
+
+def test_own_tracker(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_example("docs/guide/trackers.md", "own tracker", **{'"runs/csv", on': '"runs/csv", max_images=5000, on'})
+    rows = [line.split(",") for line in (tmp_path / "curves.csv").read_text().split()]
+    assert [int(images) for images, _ in rows] == [2500, 5000]

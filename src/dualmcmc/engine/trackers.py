@@ -111,7 +111,7 @@ class WandB(Tracker):
             id=chosen.run_id or run_id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or root,
-            reinit="create_new",  # a run that the caller has open stays his
+            reinit="create_new",  # a run that the caller has open stays open
             settings=wandb.Settings(
                 silent=True,
                 console="off",  # otherwise it replaces the methods of sys.stdout
