@@ -19,7 +19,7 @@ endif
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dualmcmc needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { echo "no venv module: on Debian or Ubuntu, apt-get install python3-venv" >&2; exit 2; }
-	@echo "installing $$(grep -cv '^#' constraints.txt) packages into .venv (1.6 GB on disk; PyTorch alone is a download of 190 MB); this takes one to three minutes"
+	@echo "installing $$(grep -cv '^#' constraints.txt) packages into .venv (1.7 GB on disk; PyTorch alone is a download of 190 MB); this takes one to three minutes"
 	@grep -v '^#' constraints.txt | xargs -n 10 -P 4 sh -c \
 	  '$(PIP) --no-deps "$$@" && echo "  installed $$# packages: $$(echo "$$@" | sed "s/==[^ ]*//g")"' sh
 	@echo "  installing dualmcmc and checking its dependencies"

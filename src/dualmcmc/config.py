@@ -35,6 +35,8 @@ def group(cls: Any, doc: str, **changes: Any) -> Any:
 MAX_STEPS = MAX_BATCH = 1_000_000
 MAX_INTEGER, MAX_FLOAT = 10**15, 1e38  # of a setting without its own upper limit; 1e38 is finite in float32
 RAMP_STEPS = 10  # of energy_augment_ramp
+MIN_SIDE = 8  # pixels
+MAX_DIMENSIONS, MAX_VALUES = 8, 1 << 26  # of a sample that is not an image
 CHAIN_CHANGES = ("steps", "step_size", "temperature", "metropolis")  # of the x-chain, in `sampling`
 
 DatasetName = Literal[
@@ -167,10 +169,13 @@ class Data(Settings):
     )
     split: str = setting("train", "split to train on, or several joined by +, such as train+extra")
     holdout: float = setting(0.0, "fraction of images held out if there is no test split", ge=0, lt=1)
-    size: int = setting(32, "image side in pixels: 4, 5, 6 or 7 times a power of two", ge=8, le=MAX_SIZE)
+    size: int = setting(32, "image side in pixels: 4, 5, 6 or 7 times a power of two", ge=MIN_SIDE, le=MAX_SIZE)
     channels: Literal[1, 3] = setting(3, "1 (greyscale) or 3 (RGB)")
     shape: tuple[int, ...] | None = setting(
         None, "custom: shape of a sample that is not an image of channels x size x size; set by train()", ge=1, le=10**9
+    )
+    as_images: bool = setting(
+        True, "custom: keep samples of shape (C, H, W) with 1 or 3 channels as uint8 images; false: any floats"
     )
     crop: Crop = setting(
         "center", "center: largest central square; none: squeeze the whole image; celebaN: N pixels of CelebA's 178x218"
@@ -195,6 +200,8 @@ class Data(Settings):
             raise UserError("data.test_path and data.holdout are both set: choose one.")
         if self.shape is not None and (self.source != "custom" or not self.shape):
             raise UserError("data.shape is for data.source=custom, and must not be empty.")
+        if self.shape is not None and (len(self.shape) > MAX_DIMENSIONS or math.prod(self.shape) > MAX_VALUES):
+            raise UserError(f"data.shape may have {MAX_DIMENSIONS} dimensions and {MAX_VALUES:,} values at most.")
         if self.flip and not self.is_image:
             raise UserError("data.flip=true is for images.")
 
@@ -211,12 +218,12 @@ class Data(Settings):
     @property
     def is_image(self) -> bool:
         """Whether samples are images, with pixels in [-1, 1]."""
-        return is_image_shape(self.sample_shape)
+        return (self.as_images or self.source != "custom") and is_image_shape(self.sample_shape)
 
 
 def is_image_shape(shape: tuple[int, ...]) -> bool:
-    """Whether this is the shape of an image, (C, H, W) with 1 or 3 channels."""
-    return len(shape) == 3 and shape[0] in (1, 3)
+    """Whether this is the shape of an image: (C, H, W) with 1 or 3 channels and at least 8 pixels a side."""
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= MIN_SIDE
 
 
 @dataclass(frozen=True)

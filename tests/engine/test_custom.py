@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -139,17 +140,99 @@ def test_nothing_is_imported_from_the_run(tmp_path):
         dualmcmc.load(folder)
     with pytest.raises(UserError, match=r"nets\.kind=custom: pass the networks"):
         train(None, folder, "cpu", resume=True, data=points())
-    with pytest.raises(UserError, match="does not match its networks"):
+    with pytest.raises(UserError, match=r"networks\.energy failed on inputs of shape \(2, 2\)"):
         dualmcmc.load(folder, networks=image_networks())
-    with pytest.raises(UserError, match=r"data were passed in Python: pass them again"):
+    with pytest.raises(UserError, match=r"data\.source=custom: pass the data in Python"):
         train(None, folder, "cpu", resume=True, networks=plane_networks())
     with pytest.raises(UserError, match="must resume on the same data"):
         train(None, folder, "cpu", resume=True, networks=plane_networks(), data=points(seed=5))
     with pytest.raises(UserError, match=r"shape \(2,\); those in data have shape \(3,\)"):
         dualmcmc.load(folder, networks=plane_networks(), data=torch.zeros(5, 3))
     run = dualmcmc.load(folder, "cpu", networks=plane_networks())
-    with pytest.raises(UserError, match="pass them again"):
+    with pytest.raises(UserError, match=r"data\.source=custom: pass the data in Python"):
         dualmcmc.evaluate(run)
+
+
+def test_networks_by_a_function(tmp_path):
+    """They start from the run's seed, and need no copy."""
+    for name in ("first", "second"):
+        train(plane_config(), tmp_path / name, "cpu", networks=plane_networks, data=points())
+        torch.rand(1)
+    assert_equal(snapshot(tmp_path / "first"), snapshot(tmp_path / "second"))
+    run = dualmcmc.load(tmp_path / "first", "cpu", networks=plane_networks)
+    assert run.sample(2).shape == (2, 2)
+
+
+class Masked(torch.nn.Module):
+    """An energy with a mask of -inf, and one that keeps what it computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    def forward(self, x):
+        self.last = self.head(x)
+        return -(self.last + self.mask).logsumexp(1)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_masks_of_infinity_and_kept_activations(tmp_path, quick_compiler, mode):
+    def networks():
+        return Trio(**dict(plane_networks().named_children()) | {"energy": Masked()})
+
+    config = plane_config("train.images=32", f"engine.mode={mode}", "ema.energy=true", "ema.half_life=100")
+    result = train(config, tmp_path / "run", "cpu", networks=networks(), data=points())
+    assert result.engine == f"{mode}, float32"
+    train(None, tmp_path / "run", "cpu", resume=True, networks=networks(), data=points())
+    run = dualmcmc.load(tmp_path / "run", "cpu", networks=networks())
+    assert run.energy(points(3)).isfinite().all()
+    assert run.export(str(tmp_path / "small.safetensors"))["relative_change"] < 1e-3
+
+
+class WithLock(torch.nn.Linear):
+    """Cannot be copied."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.lock = threading.Lock()
+
+
+def test_networks_that_cannot_be_copied(tmp_path):
+    def networks():
+        return Trio(**dict(plane_networks().named_children()) | {"energy": WithLock()})
+
+    folder = tmp_path / "run"
+    train(plane_config("train.images=32"), folder, "cpu", networks=networks(), data=points())
+    with pytest.raises(UserError, match=r"networks\.energy cannot be copied"):
+        dualmcmc.load(folder, "cpu", networks=networks())
+    assert dualmcmc.load(folder, "cpu", networks=networks).energy(points(3)).shape == (3,)
+
+
+def test_callbacks_leave_the_modes_of_the_networks(tmp_path):
+    networks, modes = image_networks(), []
+
+    def evaluate(stats):
+        modes.append(networks.generator.training)
+        networks.eval()
+
+    train(tiny("train.images=96"), tmp_path / "run", "cpu", networks=networks, data=images(), on_log=evaluate)
+    assert len(modes) > 1
+    assert all(modes)
+
+
+def test_observed_values_of_vectors(tmp_path):
+    folder = tmp_path / "run"
+    train(plane_config("train.images=32"), folder, "cpu", networks=plane_networks, data=points())
+    run, x = dualmcmc.load(folder, "cpu", networks=plane_networks), points(3)
+    observed = torch.tensor([[True, False]])
+    revised = run.revise_x(x, observed=observed)
+    assert torch.equal(revised[:, 0], x[:, 0])
+    assert not torch.equal(revised[:, 1], x[:, 1])
+    assert run.revise_z(run.prior(3), x, observed=observed).shape == (3, 3)
+    for wrong in (observed.float(), torch.ones(3, 5, dtype=torch.bool), observed[None]):
+        with pytest.raises(UserError, match="observed must be a boolean mask that broadcasts to"):
+            run.revise_x(x, observed=wrong)
 
 
 def test_bad_arguments(tmp_path):
@@ -158,6 +241,12 @@ def test_bad_arguments(tmp_path):
         train(None, out)
     with pytest.raises(UserError, match="test_data is given without data"):
         train("digits", out, test_data=points())
+    with pytest.raises(UserError, match="max_images must be greater than 0, not -5"):
+        train("digits", out, max_images=-5)
+    with pytest.raises(UserError, match=r"data\.source=custom: pass the data in Python"):
+        train("vectors", out, networks=plane_networks)
+    with pytest.raises(UserError, match=r"data\.shape may have 8 dimensions and 67,108,864 values at most"):
+        plane_config("data.source=custom", "data.shape=[1000000000,3]")
     with pytest.raises(UserError, match="need square images of a supported size"):
         train(tiny(), out, "cpu", data=points())
     with pytest.raises(UserError, match=r"networks\.energy failed on inputs of shape \(2, 7\)"):

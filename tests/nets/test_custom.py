@@ -6,7 +6,7 @@ from torch import nn
 
 from dualmcmc import Trio, UserError
 from dualmcmc.nets import build
-from dualmcmc.nets.custom import as_trio, check_networks, describe_classes, has_gains
+from dualmcmc.nets.custom import as_trio, check_networks, describe_classes, has_gains, require_trainable
 from tests.conftest import tiny
 from tests.custom import LATENT_DIM, PlaneInference, image_networks, plane_networks, points
 
@@ -24,14 +24,56 @@ class Fixed(nn.Module):
         return self.output
 
 
+class Changed(nn.Module):
+    """A parameter, and any function of the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(())), function
+
+    def forward(self, x):
+        return self.function(self.weight * x if self.function is not in_place else x)
+
+
+def in_place(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x[:, [0, 0, 0]], x[:, [0, 0, 0]]
+
+
+def nan(layer):
+    nn.init.constant_(layer.weight, float("nan"))
+    return layer
+
+
 def test_as_trio():
     networks = plane_networks()
-    assert as_trio(networks) is networks
+    assert as_trio(networks, 0) is networks
     parts = list(networks.children())
-    assert list(as_trio(parts).children()) == parts
-    for wrong in (parts[:2], [*parts[:2], torch.sin], parts[0], 7):
+    assert list(as_trio(parts, 0).children()) == parts
+    for wrong in (parts[:2], [*parts[:2], torch.sin], parts[0], 7, lambda: parts[:2]):
         with pytest.raises(UserError, match="three torch modules"):
-            as_trio(wrong)
+            as_trio(wrong, 0)
+    with pytest.raises(UserError, match="TorchScript"):
+        as_trio([torch.jit.script(parts[0]), *parts[1:]], 0)
+
+
+def test_functions_are_seeded():
+    before = torch.get_rng_state()
+    first, same, other = (as_trio(plane_networks, seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, same[name]) for name, value in first.items())
+    assert not torch.equal(first["energy.0.weight"], other["energy.0.weight"])
+
+
+def test_subclass_with_another_part():
+    class Four(Trio):
+        def __init__(self, *parts):
+            super().__init__(*parts)
+            self.extra = nn.Linear(1, 1)
+
+    parts = list(plane_networks().children())
+    assert list(as_trio(Four(*parts), 0).children()) == parts
 
 
 def test_classes_are_named():
@@ -71,7 +113,17 @@ def test_check_changes_nothing():
         ("generator", Fixed(torch.zeros(2, 5)), "networks.generator returned (2, 5) for inputs of shape (2, 3)"),
         ("inference", Fixed(torch.zeros(2, 3)), "expected a mean and a log-variance, (2, 3) each"),
         ("inference", Fixed((torch.zeros(2, 3), torch.zeros(2, 4))), "returned 2 values ((2, 3), (2, 4))"),
-        ("generator", nn.Identity(), "returned (2, 3) for inputs of shape (2, 3): expected (2, 2)"),
+        ("generator", nn.Linear(3, 3), "returned (2, 3) for inputs of shape (2, 3): expected (2, 2)"),
+        ("generator", nn.Identity(), "networks.generator has no parameters to train"),
+        ("generator", Changed(lambda x: x[:, :2].double()), "returned float64 for float32"),
+        ("generator", Changed(lambda x: x[:, :2] / 0), "values that are not finite"),
+        ("generator", Changed(lambda x: x[:, :2].detach()), "g(z) does not depend on z"),
+        ("energy", Changed(lambda x: x.detach().sum(1)), "E does not depend on x"),
+        ("energy", Changed(lambda x: torch.sqrt(x.sum(1) * 0)), "gradient with respect to its input that is not fin"),
+        ("inference", Changed(in_place), "changes its input in place"),
+        ("energy", nn.Linear(2, 1).double(), "parameters that are not float32"),
+        ("energy", nn.Linear(2, 1, device="meta"), "parameters without values"),
+        ("energy", nan(nn.Linear(2, 1)), "weights that are not finite"),
     ],
 )
 def test_wrong_networks(name, network, message):
@@ -85,8 +137,16 @@ def test_wrong_networks(name, network, message):
 def test_nothing_to_train():
     parts = dict(plane_networks().named_children())
     parts["energy"].requires_grad_(False)
-    with pytest.raises(UserError, match=r"networks\.energy has no parameters to train"):
-        check_networks(Trio(**parts), points(2), LATENT_DIM)
+    check_networks(Trio(**parts), points(2), LATENT_DIM)  # as those of a trained run may be
+    with pytest.raises(UserError, match=r"networks\.energy has no parameters to train: all are frozen"):
+        require_trainable(Trio(**parts))
+
+
+def test_shared_parameters():
+    parts = dict(image_networks().named_children())
+    parts["inference"].encoder = parts["energy"].first
+    with pytest.raises(UserError, match=r"networks\.energy and networks\.inference share parameters"):
+        check_networks(Trio(**parts), torch.randn(2, 1, 8, 8), 4)
 
 
 def test_state_that_is_not_a_tensor():

@@ -123,7 +123,9 @@ def _usage_error(error: Any) -> str:
         text = f"unknown option {option}.{nearest(option, [word for word in known if word.startswith('-')])}"
     elif kind == "MissingParameter":
         label = name if name.startswith("-") else parameter.metavar
-        text = f"{label} is missing: {parameter.help[:1].lower()}{parameter.help[1:].rstrip('.')}."
+        help_text = parameter.help.rstrip(".")
+        is_word = help_text[1:2].islower()  # not FILE.png
+        text = f"{label} is missing: {help_text[:1].lower() + help_text[1:] if is_word else help_text}."
     elif kind == "BadOptionUsage":
         text = f"{option} takes no value." if "does not take" in text else f"{option} needs a value."
     elif text.startswith("No such command"):

@@ -127,20 +127,21 @@ def train(
         )
     try:
         if world.is_main:
-            _print_result(result, folder, as_json)
+            _print_result(result, folder, networks, as_json)
     except BrokenPipeError:  # the reader has exited; what matters is the exit code
         discard_output(sys.stdout.fileno())
     if result.stop_reason.startswith("SIG"):
         raise typer.Exit(128 + signal.Signals[result.stop_reason])
 
 
-def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
+def _print_result(result: TrainResult, folder: Path, networks: str | None, as_json: bool) -> None:
     from dualmcmc.utils.device import format_bytes
 
     if as_json:
         print_json({**vars(result), "folder": str(result.folder)})
     else:
         finished = result.stop_reason == "finished"
+        option = "" if networks is None else f" --networks {networks}"
         show(
             f"{'finished' if finished else f'stopped ({result.stop_reason})'}: {result.images:,} images, "
             f"{result.iterations:,} iterations, {result.seconds / 60:.1f} minutes ({result.engine}), "
@@ -151,8 +152,8 @@ def _print_result(result: TrainResult, folder: Path, as_json: bool) -> None:
         if (folder / "tensorboard").is_dir():
             show(f"curves      tensorboard --logdir {folder / 'tensorboard'}")
         if not finished:
-            show(f"continue    dualmcmc train --resume --out {folder}")
-        show(f"report      dualmcmc report {folder}")
+            show(f"continue    dualmcmc train --resume --out {folder}{option}")
+        show(f"report      dualmcmc report {folder}{option}")
     sys.stdout.flush()
 
 
@@ -176,8 +177,9 @@ def presets(as_json: Json = False) -> None:
         return
     show(f"{'preset':<22} {'pixels':>7} {'nets':<6} {'width':>5}  {'weights':<8} description")
     for name, config in configs.items():
-        pixels, weights = f"{config.data.size}x{config.data.size}", "yes" if name in PRETRAINED else "-"
-        nets = f"{config.nets.kind:<6} {config.nets.energy_width:>5}"
+        custom, weights = config.nets.kind == "custom", "yes" if name in PRETRAINED else "-"
+        pixels = "-" if custom else f"{config.data.size}x{config.data.size}"
+        nets = f"{config.nets.kind:<6} {'-' if custom else config.nets.energy_width:>5}"
         show(f"{name:<22} {pixels:>7} {nets}  {weights:<8} {config.description}")
 
 
@@ -221,7 +223,12 @@ def bench(
     def notify(text: str) -> None:
         show(text, file=sys.stderr)
 
-    result = measure(preset_config(target, overrides), device, repeats, reference, notify, show_progress)
+    chosen = preset_config(target, overrides)
+    if chosen.nets.kind == "custom":
+        raise UserError(
+            "bench measures networks that settings describe; for custom ones, see the rate that training shows."
+        )
+    result = measure(chosen, device, repeats, reference, notify, show_progress)
     if as_json:
         print_json(result)
     else:

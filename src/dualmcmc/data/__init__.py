@@ -34,7 +34,10 @@ class DataSplits(NamedTuple):
 def load(cfg: Data, progress: ProgressFactory = no_progress) -> DataSplits:
     """The images of a config."""
     if cfg.source == "custom":
-        raise UserError("the run's data were passed in Python: pass them again as data=..., or use other images.")
+        raise UserError(
+            "data.source=custom: pass the data in Python, as data=... (again, if the run was trained on them), or "
+            "choose other data."
+        )
     spec, path = ImageSpec.from_config(cfg), None if cfg.path is None else expand_user(cfg.path)
     names = cfg.split.split("+")
     if "" in names or len(set(names)) < len(names):

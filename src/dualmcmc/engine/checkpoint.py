@@ -159,13 +159,16 @@ def strip_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_into(net: nn.Module, tensors: dict[str, Tensor], path: Path, what: str = "its networks") -> None:
-    """Load a network's tensors; raises `UserError` if they belong to another architecture or are unusable."""
+    """Load a network's tensors; raises `UserError` if they belong to another architecture or are unusable.
+
+    Values must be finite where the network's own are; a buffer may be a mask of -inf.
+    """
     for name, own in net.state_dict().items():
         value = tensors.get(name, own)
         if value.dtype != own.dtype and not (value.is_floating_point() and own.is_floating_point()):
             kinds = f"{_dtype_name(value)} instead of {_dtype_name(own)}"
             raise UserError(f"'{path}' does not match {what}: {sanitize(name)} is {kinds}.")
-        if not value.to(own.dtype).isfinite().all():
+        if value.shape == own.shape and not (value.to(own).isfinite() | ~own.isfinite()).all():
             raise UserError(f"'{path}' is unusable: {sanitize(name)} has values that are not finite.")
     try:
         net.load_state_dict(tensors)

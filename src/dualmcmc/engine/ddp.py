@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualmcmc.engine.distributed import SINGLE_PROCESS, SLURM_TASKS, TORCHELASTIC, T, World, is_launched
 from dualmcmc.engine.watchdog import Watchdog
@@ -315,10 +316,17 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 def convert_sync_batchnorm(net: nn.Module) -> None:
-    """Replace every BatchNorm2d inside `net` by a synchronised one, in place."""
+    """Replace every BatchNorm inside `net` by a synchronised one, in place."""
     for module in list(net.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d) and not isinstance(child, SyncBatchNorm2d):
+            if isinstance(child, _BatchNorm) and not isinstance(child, SyncBatchNorm2d):
+                if type(child) is not nn.BatchNorm2d or not (
+                    child.affine and child.track_running_stats and child.momentum is not None
+                ):
+                    raise UserError(
+                        "engine.sync_batchnorm=true is for BatchNorm2d with weights and running statistics, not for "
+                        f"{child}."
+                    )
                 synced = SyncBatchNorm2d(child.num_features, child.eps, child.momentum)
                 synced.load_state_dict(child.state_dict())
                 setattr(module, name, synced.to(child.weight.device).train(child.training))

@@ -16,6 +16,7 @@ from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.signals import Interrupted, StopSignals
 from dualmcmc.engine.state import TrainState, latest_valid_state
 from dualmcmc.engine.step import Abandoned, TrainStep
+from dualmcmc.nets.frozen import modes_kept
 from dualmcmc.utils.errors import Diverged
 from dualmcmc.utils.files import make_folder
 from dualmcmc.utils.progress import Reporter
@@ -160,7 +161,8 @@ class TrainLoop:
         guard.check(self.last_stats, self.config.guard)
         self.reporter.stats(self.last_stats)
         if self.on_log is not None and self.world.is_main:
-            self.on_log(dict(self.last_stats))
+            with modes_kept(self.state.trio):
+                self.on_log(dict(self.last_stats))
 
     def _save(self, dry_run: bool = True, keep_snapshot: bool = False) -> None:
         """Save the full state and the snapshot, if they are healthy."""
@@ -188,7 +190,8 @@ class TrainLoop:
             self.log.event("save", self.state.images, state=path.name, seconds=round(seconds, 3))
         self._save_seconds = time.monotonic() - save_start
         if self.on_save is not None and self.world.is_main:
-            self.on_save(self.state.images, self.folder.snapshot)
+            with modes_kept(self.state.trio):
+                self.on_save(self.state.images, self.folder.snapshot)
 
     def _roll_back(self, error: Diverged) -> None:
         """Continue from the last valid state with reduced rates, if `guard` allows it; otherwise raise."""

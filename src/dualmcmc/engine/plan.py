@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import warnings
@@ -118,7 +119,7 @@ def _executor_obstacle(networks: Trio, x: Tensor, z: Tensor, dtype: torch.dtype)
     for (name, net), inputs in zip(networks.named_children(), (x, z, x), strict=True):
         outputs = []
         try:
-            for function in (net, Executor(net, dtype)):
+            for function in (copy.deepcopy(net), Executor(net, dtype)):  # a module may keep what it computes
                 with torch.random.fork_rng(devices), frozen(function) as frozen_function:
                     torch.manual_seed(0)  # for modules that draw random numbers
                     output = frozen_function(inputs.detach().requires_grad_())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualmcmc import config_io, rng
 from dualmcmc.config import Adam, Config, Ema
@@ -20,6 +21,7 @@ from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.run_folder import RunFolder, locate_snapshot
 from dualmcmc.methods import Optimizers
 from dualmcmc.nets import Trio, build
+from dualmcmc.nets.custom import Networks, as_trio, check_networks, copied
 from dualmcmc.nets.signal import normalize_signal
 from dualmcmc.utils.errors import Damaged, UserError, sanitize
 from dualmcmc.utils.images import as_float
@@ -35,7 +37,7 @@ class EMA:
         self.trio, self.cfg = trio, cfg
         names = (["generator"] + ["energy"] * cfg.energy) if cfg.half_life else []
         self.nets = nn.ModuleDict(
-            {name: copy.deepcopy(trio.get_submodule(name)).eval().requires_grad_(False) for name in names}
+            {name: copied(trio.get_submodule(name), name).eval().requires_grad_(False) for name in names}
         )
         self._weight = next(trio.parameters()).new_zeros(())  # of the current parameters
 
@@ -86,6 +88,7 @@ class TrainState:
             generator=_adam(self.trio.generator, optim.generator),
             inference=_adam(self.trio.inference, optim.inference),
         )
+        self._finite = [name for name, value in self.trio.state_dict().items() if bool(value.isfinite().all())]
         self.ema = EMA(self.trio, config.ema)
         rng.seed_globals(rng.derive_seed(config.seed, rng.Stream.GLOBALS))
         self.rng = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.METHOD), device)
@@ -146,8 +149,9 @@ class TrainState:
                     group["lr"] = lr
 
     def is_finite(self) -> bool:
-        """Whether all parameters and buffers of the networks are finite."""
-        return all(bool(value.isfinite().all()) for value in self.trio.state_dict().values())
+        """Whether all parameters of the networks, and those of their buffers that were finite at first, are finite."""
+        values = self.trio.state_dict()
+        return all(bool(values[name].isfinite().all()) for name in self._finite)
 
     def synchronize(self) -> None:
         """Before saving, on all ranks: average BatchNorm's running statistics, verify that the rest is identical."""
@@ -155,9 +159,11 @@ class TrainState:
             return
         for net in (self.trio, self.ema.nets):
             for module in net.modules():
-                if isinstance(module, nn.BatchNorm2d):
+                if isinstance(module, _BatchNorm) and module.running_mean is not None:
                     for statistic in (module.get_buffer("running_mean"), module.get_buffer("running_var")):
                         self.world.all_reduce_(statistic).div_(self.world.size)
+            if self.config.nets.kind == "custom":
+                self._share_buffers(net)
         named = {**self.trio.state_dict(), **self.ema.nets.state_dict(prefix="ema.")}
         sums = torch.stack([value.double().sum() for value in named.values()]).tolist()
         for rank, others in enumerate(self.world.all_gather(sums)):
@@ -168,6 +174,12 @@ class TrainState:
                     "Continue from the last saved state with --resume, and check that all machines have the same "
                     "hardware and library versions."
                 )
+
+    def _share_buffers(self, net: nn.Module) -> None:
+        """Use rank 0's buffers everywhere: a custom module may compute some from its own part of the batch."""
+        values = self.world.on_main(lambda: {name: value.cpu() for name, value in net.named_buffers()})
+        for name, buffer in net.named_buffers():
+            buffer.copy_(values[name])
 
     def save(self, path: Path) -> None:
         """Save the full state, enough to resume exactly."""
@@ -195,7 +207,7 @@ class TrainState:
         if "rng" not in info:
             raise UserError(f"'{path}' is not a full training state: a snapshot cannot be resumed.")
         if info.get("data") != self.data:
-            raise UserError(f"'{path}' was trained on other images: a run must resume on the same data.")
+            raise UserError(f"'{path}' was trained on other data: a run must resume on the same data.")
         checkpoint.load_into(self.trio, checkpoint.strip_prefix("nets", tensors), path)
         checkpoint.load_into(self.ema.nets, checkpoint.strip_prefix("ema", tensors), path)
         try:
@@ -291,7 +303,7 @@ def check_size(config: Config, actual: int, path: Path) -> None:
 
 
 def build_from_tensors(
-    config: Config, tensors: dict[str, torch.Tensor], path: Path, networks: Trio | None = None
+    config: Config, tensors: dict[str, torch.Tensor], path: Path, networks: Networks | None = None
 ) -> Trio:
     """The networks of a config, or a copy of `networks`, with weights from a file."""
     if networks is None and config.nets.kind == "custom":
@@ -301,6 +313,16 @@ def build_from_tensors(
         )
     if networks is None:
         check_size(config, sum(tensor.nbytes for tensor in tensors.values()), path)
-    trio = build(config) if networks is None else copy.deepcopy(networks)
+    trio = build(config) if networks is None else _own_copy(networks, config)
     checkpoint.load_into(trio, tensors, path)
     return trio
+
+
+def _own_copy(networks: Networks, config: Config) -> Trio:
+    """The networks that a function builds, or a copy of the caller's, which are not changed."""
+    trio = as_trio(networks, config.seed)
+    x = torch.zeros(2, *config.data.sample_shape, device=next(trio.parameters()).device)
+    check_networks(trio, x, config.teaching.latent_dim)
+    if not isinstance(networks, (Trio, Sequence)):
+        return trio
+    return Trio(**{name: copied(net, name) for name, net in trio.named_children()})

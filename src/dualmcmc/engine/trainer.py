@@ -27,7 +27,7 @@ from dualmcmc.engine.signals import StopSignals
 from dualmcmc.engine.state import TrainState, latest_valid_state, read_config
 from dualmcmc.engine.tracking import check_trackers, open_trackers
 from dualmcmc.nets import Trio, parameter_counts
-from dualmcmc.nets.custom import Networks, as_trio, check_networks, describe_classes, has_gains
+from dualmcmc.nets.custom import Networks, as_trio, check_networks, describe_classes, has_gains, require_trainable
 from dualmcmc.utils.device import (
     device_name,
     format_bytes,
@@ -64,7 +64,7 @@ class TrainResult(Tree):
 class _Given(NamedTuple):
     """What the caller has passed in place of what the config describes."""
 
-    networks: Trio | None
+    networks: Networks | None
     data: Any
     test_data: Any
 
@@ -90,7 +90,8 @@ def train(
     `config`: settings, or the name of a preset or YAML file. `resume` continues exactly from the newest valid state;
     `config` may then be None.
 
-    `networks`: your own energy, generator and inference model, trained in place, instead of those of `config.nets`.
+    `networks`: your own energy, generator and inference model, trained in place, instead of those of `config.nets`; or
+    a function that builds them, called with torch's random numbers seeded by `config.seed`.
     `data`, `test_data`: training and held-out samples (see `data.custom`), instead of those of `config.data`.
 
     `on_log(stats)` is called with the statistics of each log interval, `on_save(images, snapshot)` after each save. An
@@ -100,11 +101,14 @@ def train(
     processes, each calls this; rank 0 alone writes, prints and calls back. `world`: the processes, if they are
     connected already.
     """
-    given = _Given(None if networks is None else as_trio(networks), data, test_data)
+    given = _Given(networks, data, test_data)
     if given.data is None and given.test_data is not None:
         raise UserError("test_data is given without data: pass both, or neither.")
     if config is None and not resume:
         raise UserError("config is None: pass settings or the name of a preset, or resume=True to continue a run.")
+    for name, limit in (("max_images", max_images), ("max_minutes", max_minutes)):
+        if limit is not None and not limit > 0:
+            raise UserError(f"{name} must be greater than 0, not {limit}.")
     folder = RunFolder(expand_user(out))
     connected = world if world is not None else init_distributed(str(device))
     if not connected.is_main:
@@ -168,25 +172,27 @@ def _set_up(
             check_trackers(cfg.train.trackers, folder)
             cfg, images = _load_data(cfg, given, reporter.progress)
     with world.fail_together():
+        networks = None if given.networks is None else as_trio(given.networks, cfg.seed)
         if not world.is_main:  # after rank 0, which may have packed the images
             cfg, images = _load_data(cfg, given)
         set_deterministic(device, cfg.train.deterministic)
         set_num_threads(cfg.engine.threads)
         plan = resolve_plan(cfg.engine, device)
-        if given.networks is not None:
-            x = as_float(images.train.first(2).to(device))
-            check_networks(given.networks.to(device).train(), x, cfg.teaching.latent_dim)
-            plan = fit_plan(plan, given.networks, cfg)
-            cfg = replace(cfg, nets=_describe_networks(given.networks, cfg.nets))
+        if networks is not None:
+            x = as_float(images.train.take([0, len(images.train) - 1]).to(device))
+            check_networks(networks.to(device).train(), x, cfg.teaching.latent_dim)
+            require_trainable(networks)
+            plan = fit_plan(plan, networks, cfg)
+            cfg = replace(cfg, nets=_describe_networks(networks, cfg.nets))
         if not resume:
             cfg = replace(cfg, description=_describe(cfg, given))
         checksum = fingerprint(images.train)
-        state = TrainState(cfg, device, checksum, world, given.networks)
+        state = TrainState(cfg, device, checksum, world, networks)
     checksums = world.all_gather(checksum)
     with world.fail_together():
         if len(set(checksums)) > 1:
             raise UserError("the processes see different images: data.path must be the same data on every machine.")
-    if given.networks is not None:
+    if networks is not None:
         state.share_weights()
     init = None
     if resume:

@@ -111,21 +111,30 @@ def unchanged(net: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def modes_kept(net: torch.nn.Module) -> Iterator[None]:
+    """Leave each module in train or evaluation mode as it was."""
+    modes = {module: module.training for module in net.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
 def eval_mode(net: torch.nn.Module, batchnorm: str) -> Iterator[None]:
     """Evaluation mode; BatchNorm uses "running" statistics, or those of each "batch".
 
     The authors sample with batch statistics: an image then depends on the others in its batch.
     """
-    modes = {module: module.training for module in net.modules()}
-    norms = [m for m in modes if isinstance(m, _BatchNorm) and m.track_running_stats and batchnorm == "batch"]
-    try:
-        net.eval()
-        for norm in norms:
-            norm.train()
-            norm.track_running_stats = False
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for norm in norms:
-            norm.track_running_stats = True
+    norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and batchnorm == "batch"]
+    with modes_kept(net):
+        try:
+            net.eval()
+            for norm in norms:
+                norm.train()
+                norm.track_running_stats = False
+            yield
+        finally:
+            for norm in norms:
+                norm.track_running_stats = True

@@ -27,7 +27,7 @@ from dualmcmc.engine.run_folder import WeightsFile, locate_run, locate_snapshot
 from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
-from dualmcmc.nets.custom import Networks, as_trio
+from dualmcmc.nets.custom import Networks
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen
 from dualmcmc.pretrained import has_name
 from dualmcmc.tasks import card, results
@@ -83,6 +83,7 @@ class Run:
         self.world = world  # processes that share the work of `sample_batches` and of some tasks
         self.trio = trio.to(device).eval().requires_grad_(False)
         self.plan = self._resolve_plan(replace(config.engine, mode="eager"))  # until `prepare` compiles
+        self._compiled_plan: ExecutionPlan | None = None  # resolved once
         self._compile_failed = False
         self._on_step: Callable[[int], None] = _ignore
         self._executors = self._build_executors()
@@ -155,9 +156,11 @@ class Run:
 
     def prepare(self, n: int, progress: ProgressFactory = no_progress, z_chain: bool = False) -> None:
         """Compile the x-chain (or z-chain) for n images, if `engine` requests it and n is large enough."""
-        plan = self._resolve_plan(self.config.engine)
         worthwhile = n >= COMPILE_MIN_IMAGES or self.config.engine.mode == "compiled"
-        if not plan.compiled or not worthwhile or self._compile_failed:
+        if not worthwhile or self._compile_failed:
+            return
+        plan = self._compiled_plan = self._compiled_plan or self._resolve_plan(self.config.engine)
+        if not plan.compiled:
             return
         if not self.plan.compiled:
             self.plan = plan
@@ -226,7 +229,7 @@ class Run:
     ) -> Tensor:
         """T_x: Langevin steps on the energy from images x, with `config.sampling_chain`.
 
-        `observed` (B, 1 or C, H, W) is a boolean mask of pixels that keep their value.
+        `observed`, a boolean mask that broadcasts to x, such as (B, 1, H, W), marks values that do not change.
         """
         chain = _with_steps(self.config.sampling_chain, steps)
         return self._run_x_chain(self._images(x), chain, rng or self.rng, trace, observed)
@@ -272,7 +275,7 @@ class Run:
     ) -> Tensor:
         """T_z: Langevin steps on p(z|x) from latents z of images x, with `z_chain`.
 
-        With `observed` (B, 1 or C, H, W), a boolean mask of known pixels: on p(z | observed pixels).
+        With `observed`, a boolean mask of known values that broadcasts to x, such as (B, 1, H, W): on p(z | these).
         """
         chain = self.z_chain_settings(steps, temperature)
         return self._run_z_chain(z, self._images(x), chain, rng or self.rng, trace, observed)
@@ -342,25 +345,28 @@ class Run:
             raise UserError(f"{len(captions)} captions for {len(grids)} sets of images: give one for each.")
         return Picture(side_by_side(*grids, captions=captions))
 
-    def export(self, path: Path, dtype: str = "float16") -> dict[str, Any]:
+    def export(self, path: str | Path, dtype: str = "float16") -> dict[str, Any]:
         """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error.
 
         Vectors (biases, norms) stay float32: they are small, and spectral norms are computed from them.
         """
         check_dtype(dtype)
-        tensors = self.trio.state_dict()
+        path, tensors = expand_user(path), self.trio.state_dict()
         rounded = {name: value.to(DTYPES[dtype]) if value.ndim >= 2 else value for name, value in tensors.items()}
-        overflowed = [name for name, value in rounded.items() if not value.isfinite().all()]
+        overflowed = [name for name, value in rounded.items() if (tensors[name].isfinite() & ~value.isfinite()).any()]
         if overflowed:
             raise UserError(f"{overflowed[0]} has values beyond the range of {dtype}: choose another --dtype.")
         config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
         if config.train.init is not None and not has_name(config.train.init):
             config = replace(config, train=replace(config.train, init=Path(config.train.init).name))
         checkpoint.save(path, rounded, {"config": config_io.to_tree(config), "images": self.images})
+        # Buffers may be masks of -inf.
+        finite = {name: value.double().where(value.isfinite(), 0) for name, value in tensors.items()}
         changed = sum(
-            float((rounded[name].to(value) - value).double().square().sum()) for name, value in tensors.items()
+            float((rounded[name].double().where(tensors[name].isfinite(), 0) - value).square().sum())
+            for name, value in finite.items()
         )
-        total = sum(float(value.double().square().sum()) for value in tensors.values())
+        total = sum(float(value.square().sum()) for value in finite.values())
         return {"dtype": dtype, "bytes": path.stat().st_size, "relative_change": (changed / total) ** 0.5}
 
     def push(
@@ -443,8 +449,14 @@ def _ignore(images: int) -> None:
 
 
 def _expand_mask(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
-    """One mask per image, as an optional argument."""
-    return () if observed is None else (observed.expand(len(x), -1, -1, -1),)
+    """One mask per sample, as an optional argument."""
+    if observed is None:
+        return ()
+    fits = observed.ndim == x.ndim and all(a in (1, b) for a, b in zip(observed.shape, x.shape, strict=True))
+    if not fits or observed.dtype != torch.bool:
+        kind = f"{str(observed.dtype).removeprefix('torch.')} of shape {tuple(observed.shape)}"
+        raise UserError(f"observed must be a boolean mask that broadcasts to {tuple(x.shape)}, not {kind}.")
+    return (observed.expand(len(x), *observed.shape[1:]),)
 
 
 def require_finite(x: Tensor) -> Tensor:
@@ -487,6 +499,8 @@ def load(
     loaded into a copy. `data`, `test_data`: the run's data, if they were passed to `train`; only tasks that use the
     run's own data need them.
     """
+    if data is None and test_data is not None:
+        raise UserError("test_data is given without data: pass both, or neither.")
     target = world.device(resolve_device(str(device)))
     if ema:
         file, source = locate_snapshot(path)
@@ -499,7 +513,7 @@ def load(
         source = str(file)
         tensors, info, sha256 = load_state_without_ema(file)
     config = stored_config(info, file)
-    trio = build_from_tensors(config, tensors, file, None if networks is None else as_trio(networks))
+    trio = build_from_tensors(config, tensors, file, networks)
     splits = None if data is None else _load_custom(config, data, test_data)
     set_deterministic(target, config.train.deterministic)
     used = _override(config, overrides)
