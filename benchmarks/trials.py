@@ -50,7 +50,8 @@ from dualmcmc.utils import safe_yaml
 from dualmcmc.utils.device import resolve_device
 from dualmcmc.utils.errors import Diverged, UserError, sanitize
 from dualmcmc.utils.files import make_folder, to_json, write_text
-from dualmcmc.utils.progress import make_reporter, show_progress
+from dualmcmc.utils.progress import show_progress
+from dualmcmc.utils.reporter import make_reporter
 
 LINES = 10  # of the log, whose mean is reported
 MEMORISATION_IMAGES = 5000

@@ -42,7 +42,7 @@ _MODULES = {
     "outliers": "dualmcmc.tasks.outliers",
     "load_features": "dualmcmc.tasks.fid",
     "Run": "dualmcmc.tasks.run",
-    "load": "dualmcmc.tasks.run",
+    "load": "dualmcmc.tasks.load",
     "doctor": "dualmcmc.report.doctor",
     "write_report": "dualmcmc.report.page",
     "load_config": "dualmcmc.config_io",
@@ -64,8 +64,9 @@ if TYPE_CHECKING:
     from dualmcmc.tasks.fid import load_features
     from dualmcmc.tasks.inpaint import inpaint
     from dualmcmc.tasks.interpolate import interpolate
+    from dualmcmc.tasks.load import load
     from dualmcmc.tasks.outliers import outliers
-    from dualmcmc.tasks.run import Run, load
+    from dualmcmc.tasks.run import Run
     from dualmcmc.utils.errors import Diverged, UserError
 
 __all__ = [

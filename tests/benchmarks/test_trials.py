@@ -16,7 +16,7 @@ from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.tasks.evaluate import evaluate
 from dualmcmc.tasks.outliers import outliers
 from dualmcmc.utils.errors import Diverged
-from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.reporter import Reporter
 from tests.conftest import assert_refused
 from tests.networks import Tiny
 

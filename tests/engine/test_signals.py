@@ -9,7 +9,7 @@ import pytest
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.signals import Interrupted, StopSignals
-from dualmcmc.utils.progress import LineReporter
+from dualmcmc.utils.reporter import LineReporter
 from tests.conftest import TINY
 
 

@@ -15,7 +15,7 @@ from dualmcmc.engine.trackers import Tracker
 from dualmcmc.engine.tracking import Trackers, TrackerThread, check_trackers
 from dualmcmc.engine.trainer import train
 from dualmcmc.utils.errors import Diverged, UserError
-from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.reporter import Reporter
 from tests.conftest import assert_refused, tiny
 
 

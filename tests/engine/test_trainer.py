@@ -22,7 +22,7 @@ from dualmcmc.engine.step import TrainStep
 from dualmcmc.engine.trainer import train
 from dualmcmc.utils.errors import Diverged, UserError
 from dualmcmc.utils.files import digest
-from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.reporter import Reporter
 from tests.conftest import TINY, tiny
 from tests.data.makers import image_folder
 

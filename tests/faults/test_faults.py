@@ -25,7 +25,7 @@ from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.step import TrainStep
 from dualmcmc.engine.trainer import train
 from dualmcmc.utils.errors import Damaged
-from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.reporter import Reporter
 from tests.conftest import LONG, TINY, assert_refused, tiny
 from tests.processes import Child, command, killed_at_the_end
 

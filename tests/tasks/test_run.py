@@ -12,7 +12,8 @@ from dualmcmc.engine import checkpoint
 from dualmcmc.langevin import Trace, revise_x
 from dualmcmc.nets import build
 from dualmcmc.tasks import run as run_module
-from dualmcmc.tasks.run import DTYPES, Run
+from dualmcmc.tasks.export import DTYPES
+from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
 from tests.conftest import assert_refused, compiled_only, tiny
 

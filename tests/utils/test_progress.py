@@ -8,21 +8,11 @@ import pytest
 from dualmcmc.utils import progress
 from dualmcmc.utils.notebook import NotebookBar, in_notebook
 
-STATS = {"energy_gap": 0.5, "energy_slope": 0.1, "reconstruction_mse": 0.01, "z_displacement_rms": 0.2}
-
 
 def test_no_progress_prints_nothing(capsys):
     with progress.no_progress("reading", 10, "images") as advance:
         advance(3)
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that the test sets: `clock[0] = seconds`."""
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    return now
 
 
 @pytest.mark.parametrize(
@@ -128,67 +118,9 @@ def test_bar(capsys, monkeypatch, unit, total):
     assert ("MB" if unit == "bytes" else "10") in printed.err
 
 
-def test_line_reporter(capsys, clock):
-    reporter = progress.make_reporter()  # standard error is not a terminal here
-    assert isinstance(reporter, progress.LineReporter)
-    reporter.message("hello")
-    reporter.start(0, 1000)
-    for iteration in range(1, 12):
-        clock[0] += 1
-        reporter.advance(10 * iteration, iteration)
-    reporter.stats(STATS)
-    reporter.stats(STATS)  # immediately afterwards: not printed
-    reporter.stop()
-    printed = capsys.readouterr().err.splitlines()
-    assert printed[:2] == ["hello", progress.LEGEND]
-    assert len(printed) == 3
-    for text in ("110/1,000 images", "1 it/s", "89 s left", "gap 0.5"):
-        assert text in printed[2]
-
-
-def test_more_than_the_total(capsys, clock):
-    """The last batch may be larger than what is left."""
-    reporter = progress.LineReporter()
-    reporter.start(0, 50)
-    reporter.advance(30, 1)
-    clock[0] += 20
-    reporter.advance(100, 2)
-    reporter.stats(STATS)
-    assert "50/50 images  0.05 it/s  gap" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("rate", "text"), [(0, "0"), (0.034, "0.034"), (0.5, "0.5"), (9.87, "9.9"), (1234.5, "1,234")])
 def test_rates(rate, text):
     assert progress.format_rate(rate) == text
-
-
-def test_bar_reporter(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    reporter = progress.make_reporter()
-    assert isinstance(reporter, progress.BarReporter)
-    reporter.start(0, 100)
-    for iteration in range(1, 5):
-        reporter.advance(10 * iteration, iteration)
-    reporter.stats(STATS)
-    reporter.stop()
-    assert "40/100" in capsys.readouterr().err
-
-
-@pytest.fixture
-def notebook(monkeypatch):
-    """What a notebook shows below a cell: the states of each display, in order."""
-    displays = []
-
-    def display(thing, display_id):
-        assert display_id is True
-        states = [thing._repr_html_()]
-        displays.append(states)
-        return SimpleNamespace(update=lambda thing: states.append(thing._repr_html_()))
-
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    kernel = SimpleNamespace(config={"IPKernelApp": {}})
-    return displays
 
 
 def test_ipython_on_a_terminal_is_no_notebook(monkeypatch):
@@ -222,25 +154,4 @@ def test_notebook_bar_without_a_total(notebook):
 def test_short_work_shows_no_notebook_bar(notebook):
     with progress.show_progress("reading", 10, "images") as advance:
         advance(10)
-    assert notebook == []
-
-
-def test_notebook_reporter(notebook, clock, capsys):
-    reporter = progress.make_reporter()
-    reporter.message("hello")
-    reporter.start(0, 1000)
-    for iteration in range(1, 100):
-        clock[0] += 0.01
-        reporter.advance(10 * iteration, iteration)
-    reporter.stats(STATS)
-    reporter.stop()
-    assert capsys.readouterr() == (f"hello\n{progress.LEGEND}\n", "")
-    (states,) = notebook
-    assert len(states) == 3  # at 0, 0.5 seconds and the end, not for every iteration
-    assert states[-1].startswith('<progress value="0.990"></progress> <code>train: 990/1k  100 it/s')
-    assert "gap 0.5" in states[-1]
-
-
-def test_notebook_reporter_before_training(notebook):
-    progress.NotebookReporter().stop()
     assert notebook == []

@@ -225,7 +225,7 @@ class RunTask:
         """The run, with the overrides of this call on top of `defaults`; checks --out first."""
         if self._writes_file:
             self._check_out()  # here, where all processes fail together
-        from dualmcmc.tasks.run import load
+        from dualmcmc.tasks.load import load
         from dualmcmc.utils.device import set_num_threads
 
         with waiting("loading the networks"):

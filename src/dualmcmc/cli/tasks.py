@@ -349,7 +349,8 @@ def export(
     The file also contains the settings, but no code and no paths of this machine. Every command that takes a snapshot
     takes it.
     """
-    from dualmcmc.tasks.run import check_dtype, load
+    from dualmcmc.tasks.export import check_dtype
+    from dualmcmc.tasks.load import load
 
     check_dtype(dtype)
     check_output(out, ".safetensors")
@@ -395,7 +396,8 @@ def push(
       dualmcmc sample hf://user/cifar10-ebm
     """
     from dualmcmc import hub
-    from dualmcmc.tasks.run import check_dtype, load
+    from dualmcmc.tasks.export import check_dtype
+    from dualmcmc.tasks.load import load
     from dualmcmc.utils.extras import require
 
     check_dtype(dtype)

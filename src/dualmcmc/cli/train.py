@@ -110,7 +110,7 @@ def train(
 
         import_torch()
         from dualmcmc.engine import trainer
-        from dualmcmc.utils.progress import make_reporter
+        from dualmcmc.utils.reporter import make_reporter
 
         with world.fail_together():
             custom = import_networks(networks)

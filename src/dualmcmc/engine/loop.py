@@ -19,7 +19,7 @@ from dualmcmc.engine.step import Abandoned, TrainStep
 from dualmcmc.nets.frozen import modes_kept
 from dualmcmc.utils.errors import Diverged
 from dualmcmc.utils.files import make_folder
-from dualmcmc.utils.progress import Reporter
+from dualmcmc.utils.reporter import Reporter
 
 STOP_REASONS = ["", "max-minutes", "SIGINT", "SIGHUP", "SIGTERM"]  # to stop early, by increasing urgency
 OnLog = Callable[[dict[str, float]], None]  # with the statistics of a log interval

@@ -41,7 +41,8 @@ from dualmcmc.utils.errors import CannotWrite, UserError, sanitize
 from dualmcmc.utils.extras import is_installed
 from dualmcmc.utils.files import expand_user, make_folder
 from dualmcmc.utils.images import as_float
-from dualmcmc.utils.progress import ProgressFactory, Reporter, make_reporter, no_progress
+from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.reporter import Reporter, make_reporter
 from dualmcmc.utils.tree import Tree
 
 

@@ -24,8 +24,9 @@ from dualmcmc.report.curves import plot_log
 from dualmcmc.tasks import results
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
 from dualmcmc.tasks.inputs import choose
+from dualmcmc.tasks.load import load
 from dualmcmc.tasks.reconstruct import compare_starts, reconstruct, steps_per_image
-from dualmcmc.tasks.run import Run, load, require_finite
+from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.tasks.work import default_count, step_progress
 from dualmcmc.utils.device import set_num_threads
 from dualmcmc.utils.errors import UserError, printable, sanitize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,36 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualmcmc import config_io, hub
 from dualmcmc import rng as random_numbers
 from dualmcmc.config import Chain, Config, Data, Engine
 from dualmcmc.data import DataSplits
 from dualmcmc.data import load as load_data
-from dualmcmc.data.custom import load_custom
-from dualmcmc.engine import checkpoint
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_sampling, fit_plan, resolve_plan
-from dualmcmc.engine.run_folder import WeightsFile, locate_run, locate_snapshot
-from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
-from dualmcmc.nets.custom import Networks
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen
 from dualmcmc.pretrained import has_name
-from dualmcmc.tasks import card, results
+from dualmcmc.tasks import results
 from dualmcmc.tasks.convert import as_images, as_latents
-from dualmcmc.utils.device import resolve_device, set_deterministic
+from dualmcmc.tasks.export import export, push
 from dualmcmc.utils.errors import UserError, sanitize
-from dualmcmc.utils.files import digest, expand_user
+from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import Picture, grid, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, format_count, no_progress
 
 COMPILE_MIN_IMAGES = 5_000  # chains on fewer images finish before compilation would
-OVERRIDABLE = (
-    "sampling.", "engine.", "teaching.z_chain.", "data.path=", "data.test_path=", "data.crop=", "data.resize=",
-    "data.skip_bad=",
-)  # fmt: skip
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Run:
@@ -346,28 +334,8 @@ class Run:
         return Picture(side_by_side(*grids, captions=captions))
 
     def export(self, path: str | Path, dtype: str = "float16") -> dict[str, Any]:
-        """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error.
-
-        Vectors (biases, norms) stay float32: they are small, and spectral norms are computed from them.
-        """
-        check_dtype(dtype)
-        path, tensors = expand_user(path), self.trio.state_dict()
-        rounded = {name: value.to(DTYPES[dtype]) if value.ndim >= 2 else value for name, value in tensors.items()}
-        overflowed = [name for name, value in rounded.items() if (tensors[name].isfinite() & ~value.isfinite()).any()]
-        if overflowed:
-            raise UserError(f"{overflowed[0]} has values beyond the range of {dtype}: choose another --dtype.")
-        config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
-        if config.train.init is not None and not has_name(config.train.init):
-            config = replace(config, train=replace(config.train, init=Path(config.train.init).name))
-        checkpoint.save(path, rounded, {"config": config_io.to_tree(config), "images": self.images})
-        # Buffers may be masks of -inf.
-        finite = {name: value.double().where(value.isfinite(), 0) for name, value in tensors.items()}
-        changed = sum(
-            float((rounded[name].double().where(tensors[name].isfinite(), 0) - value).square().sum())
-            for name, value in finite.items()
-        )
-        total = sum(float(value.square().sum()) for value in finite.values())
-        return {"dtype": dtype, "bytes": path.stat().st_size, "relative_change": (changed / total) ** 0.5}
+        """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error."""
+        return export(self.trio, self._shared_config(), self.images, expand_user(path), dtype)
 
     def push(
         self,
@@ -384,24 +352,15 @@ class Run:
         Creates the repository (private if `private`) and the branch if necessary, and writes a model card unless there
         is one. Returns what `export` does, and where to find the weights.
         """
-        repo = hub.parse_repo(repo)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / hub.FILE
-            exported = self.export(file, dtype)
-            sha256 = digest(file, "sha256").hexdigest()
-            text = card.model_card(
-                repo,
-                replace(self.config, data=self.trained_data),
-                parameter_counts(self.trio),
-                self.images,
-                exported | {"sha256": sha256},
-                self._own_results(),
-                license,
-            )
-            message = message or f"Upload weights after {self.images:,} {self.config.data.noun}"
-            made = hub.upload(repo, file, text, message, private, branch, replace_card)
-        name = hub.HubName(repo, made.commit)
-        return {"name": str(name), "url": made.url, "card": made.card, "sha256": sha256, **exported}
+        weights = self.trio, self._shared_config(), self.images
+        return push(*weights, self._own_results(), repo, dtype, private, branch, message, license, replace_card)
+
+    def _shared_config(self) -> Config:
+        """The settings that travel with exported weights: with the run's own data, without paths."""
+        config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
+        if config.train.init is not None and not has_name(config.train.init):
+            config = replace(config, train=replace(config.train, init=Path(config.train.init).name))
+        return config
 
     def _own_results(self) -> list[dict[str, Any]]:
         """The recorded results of exactly these weights; the run may have been trained further since others."""
@@ -428,12 +387,6 @@ class Run:
             own = (tensor.clone() if tensor.is_inference() else tensor for tensor in inputs)
             batches = zip(*(tensor.to(self.device).tensor_split(count) for tensor in own), strict=True)
             return torch.cat([function(*batch) for batch in batches])
-
-
-def check_dtype(dtype: str) -> None:
-    """Raise `UserError` unless weights can be exported as `dtype`."""
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
 
 
 def _iterate(step: Callable[[Tensor], Tensor], state: Tensor, steps: int) -> Iterator[Tensor]:
@@ -475,72 +428,3 @@ def _with_steps(chain: Chain, steps: int | None) -> Chain:
     if steps < 0:
         raise UserError(f"the number of steps must be at least 0, not {steps}.")
     return replace(chain, steps=steps)
-
-
-def load(
-    path: str | Path,
-    device: str | torch.device = "auto",
-    ema: bool = True,
-    seed: int = 0,
-    overrides: Sequence[str] = (),
-    world: World = SINGLE_PROCESS,
-    *,
-    networks: Networks | None = None,
-    data: Any = None,
-    test_data: Any = None,
-) -> Run:
-    """A run from its folder, from a snapshot file, or from weights with a name: pretrained, or hf://USER/NAME[@REVISION].
-
-    ema=False loads the weights as trained instead of their average; this needs the run folder. `overrides` change how
-    the run is used: "sampling.steps=70", "sampling.batch=100". `data.crop`, `data.resize` and `data.skip_bad` apply to
-    other images than the run's own.
-
-    `networks`: modules like those that were trained, if they are not described by the run's settings; the weights are
-    loaded into a copy. `data`, `test_data`: the run's data, if they were passed to `train`; only tasks that use the
-    run's own data need them.
-    """
-    if data is None and test_data is not None:
-        raise UserError("test_data is given without data: pass both, or neither.")
-    target = world.device(resolve_device(str(device)))
-    if ema:
-        file, source = locate_snapshot(path)
-        tensors, info, sha256 = load_snapshot(file)
-    else:
-        folder = locate_run(path)
-        if isinstance(folder, WeightsFile):
-            raise UserError(f"'{folder.source}' contains averaged weights only: --no-ema needs the run folder.")
-        file = folder.latest_state()
-        source = str(file)
-        tensors, info, sha256 = load_state_without_ema(file)
-    config = stored_config(info, file)
-    trio = build_from_tensors(config, tensors, file, networks)
-    splits = None if data is None else _load_custom(config, data, test_data)
-    set_deterministic(target, config.train.deterministic)
-    used = _override(config, overrides)
-    trained_data = replace(config.data, path=used.data.path, test_path=used.data.test_path)
-    return Run(
-        used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data, splits, source,
-        results.folder_for(expand_user(path)),
-    )  # fmt: skip
-
-
-def _load_custom(config: Config, data: Any, test_data: Any) -> DataSplits:
-    """Data passed to `load`, if they have the shape of those that the run was trained on."""
-    used, splits = load_custom(config.data, data, test_data)
-    if used.sample_shape != config.data.sample_shape:
-        raise UserError(
-            f"the run was trained on samples of shape {config.data.sample_shape}; those in data have shape "
-            f"{used.sample_shape}."
-        )
-    return splits
-
-
-def _override(config: Config, overrides: Sequence[str]) -> Config:
-    if not overrides:
-        return config
-    tree = config_io.apply_overrides(config_io.to_tree(config), overrides)
-    for text in overrides:
-        if not text.startswith(OVERRIDABLE):
-            names = ", ".join(name.replace("=", "") + "*" * name.endswith(".") for name in OVERRIDABLE)
-            raise UserError(f"'{sanitize(text)}' cannot be changed in a trained run: only {names} can.")
-    return config_io.from_tree(tree)

@@ -1,0 +1,75 @@
+"""Write the weights of a run into one small file, here or on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualmcmc import config_io, hub
+from dualmcmc.config import Config
+from dualmcmc.engine import checkpoint
+from dualmcmc.nets import Trio, parameter_counts
+from dualmcmc.tasks.card import model_card
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import digest
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def export(trio: Trio, config: Config, images: int, path: Path, dtype: str) -> dict[str, Any]:
+    """Write the weights as `dtype`, and the settings; returns size and relative rounding error.
+
+    Vectors (biases, norms) stay float32: they are small, and spectral norms are computed from them.
+    """
+    check_dtype(dtype)
+    tensors = trio.state_dict()
+    rounded = {name: value.to(DTYPES[dtype]) if value.ndim >= 2 else value for name, value in tensors.items()}
+    overflowed = [name for name, value in rounded.items() if (tensors[name].isfinite() & ~value.isfinite()).any()]
+    if overflowed:
+        raise UserError(f"{overflowed[0]} has values beyond the range of {dtype}: choose another --dtype.")
+    checkpoint.save(path, rounded, {"config": config_io.to_tree(config), "images": images})
+    # Buffers may be masks of -inf.
+    finite = {name: value.double().where(value.isfinite(), 0) for name, value in tensors.items()}
+    changed = sum(
+        float((rounded[name].double().where(tensors[name].isfinite(), 0) - value).square().sum())
+        for name, value in finite.items()
+    )
+    total = sum(float(value.square().sum()) for value in finite.values())
+    return {"dtype": dtype, "bytes": path.stat().st_size, "relative_change": (changed / total) ** 0.5}
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise `UserError` unless weights can be exported as `dtype`."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
+
+
+def push(
+    trio: Trio,
+    config: Config,
+    images: int,
+    measured: Sequence[Mapping[str, Any]],
+    repo: str,
+    dtype: str,
+    private: bool,
+    branch: str | None,
+    message: str | None,
+    license: str | None,
+    replace_card: bool,
+) -> dict[str, Any]:
+    """Commit what `export` writes, and a model card with the results `measured`, to a repository on the Hub."""
+    repo = hub.parse_repo(repo)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / hub.FILE
+        exported = export(trio, config, images, file, dtype)
+        sha256 = digest(file, "sha256").hexdigest()
+        facts = exported | {"sha256": sha256}
+        card = model_card(repo, config, parameter_counts(trio), images, facts, measured, license)
+        message = message or f"Upload weights after {images:,} {config.data.noun}"
+        made = hub.upload(repo, file, card, message, private, branch, replace_card)
+    name = hub.HubName(repo, made.commit)
+    return {"name": str(name), "url": made.url, "card": made.card, **facts}
