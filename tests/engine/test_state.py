@@ -85,7 +85,7 @@ def test_states_that_cannot_be_resumed(tmp_path):
         state.load(tmp_path / "snapshot.safetensors")
     state.save(tmp_path / "state.safetensors")
     assert state.load(tmp_path / "state.safetensors")
-    with pytest.raises(UserError, match="other images"):
+    with pytest.raises(UserError, match="other data"):
         TrainState(tiny(), CPU, data="xyz").load(tmp_path / "state.safetensors")
     with pytest.raises(UserError, match="does not match its networks"):
         TrainState(tiny("nets.energy_width=8"), CPU, data="abc").load(tmp_path / "state.safetensors")

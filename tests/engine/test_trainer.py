@@ -644,7 +644,7 @@ def test_run_must_resume_on_the_same_images(tmp_path):
     np.savez(tmp_path / "b.npz", pixels[::-1])
     train(tiny("data.source=folder", f"data.path={tmp_path / 'a.npz'}"), tmp_path / "run", CPU, max_images=32)
     (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
-    with pytest.raises(UserError, match="other images"):
+    with pytest.raises(UserError, match="other data"):
         resume(tmp_path / "run", f"data.path={tmp_path / 'b.npz'}")
     assert resume(tmp_path / "run", f"data.path={tmp_path / 'moved.npz'}").stop_reason == "finished"
 

@@ -146,7 +146,7 @@ def rewrite(path, info=None, **changes):
     [
         ({"version": "3"}, "has format 3, this version of dualmcmc reads 2"),
         ({"info": {"config": config_io.to_tree(tiny("nets.energy_width=8"))}}, "does not match its networks"),
-        ({"info": {"data": "of another dataset"}}, "other images"),
+        ({"info": {"data": "of another dataset"}}, "other data"),
     ],
 )
 def test_valid_state_of_another_run_is_refused(call, run_folder, changes, message):
