@@ -27,6 +27,21 @@ def test_states_are_ordered_and_pruned(tmp_path):
     assert (folder.states / "notes.safetensors").exists()
 
 
+def test_temporary_files_of_a_killed_run(tmp_path):
+    """Also if it was killed while it wrote its settings; another program's may be in use."""
+    folder = RunFolder(tmp_path)
+    config, other, plain = (
+        tmp_path / name for name in (".config.yaml.7-0123456789abcdef.tmp", ".a.png.7.tmp", ".b.tmp")
+    )
+    for path in (config, other, plain):
+        path.touch()
+    folder.remove_temporary_files()
+    assert {path.name for path in tmp_path.iterdir()} == {other.name, plain.name}
+    folder.config.touch()
+    folder.remove_temporary_files()
+    assert {path.name for path in tmp_path.iterdir()} == {plain.name, "config.yaml"}
+
+
 def test_config_round_trip(tmp_path):
     folder = RunFolder(tmp_path)
     with pytest.raises(UserError, match="not a run folder"):

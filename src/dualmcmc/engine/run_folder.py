@@ -91,9 +91,14 @@ class RunFolder:
         return states[-1]
 
     def remove_temporary_files(self) -> None:
-        """Delete what a process of this run left behind when it was killed while writing."""
+        """Delete what a process of this run left behind when it was killed while writing.
+
+        Without settings there is no run yet, but one may have been killed while it wrote them; whatever else is
+        temporary here belongs to another program.
+        """
+        pattern = f".*{TEMPORARY}" if self.config.exists() else f".{self.config.name}.*{TEMPORARY}"
         for part in (self.root, self.states, self.snapshots, self.samples):
-            for path in part.glob(f".*{TEMPORARY}"):
+            for path in part.glob(pattern):
                 if is_temporary(path):
                     path.unlink(missing_ok=True)
 

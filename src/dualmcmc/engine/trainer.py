@@ -323,8 +323,7 @@ def _write_first_files(
     if not resume:
         cleanup.enter_context(RunLock(folder.lock))
         _check_folder(folder, resume, cleanup)  # again: another process may have started a run meanwhile
-    if resume or folder.config.exists():
-        folder.remove_temporary_files()
+    folder.remove_temporary_files()
     for path in damaged:
         folder.quarantine(path)
     folder.write_config(config)
