@@ -151,7 +151,11 @@ def test_override_changes_one_setting_of_a_group():
         ("teaching.sigma=1e-200", "teaching.sigma must be at least 0.0001"),
         ("seed=-1", "seed must be at least 0"),
         ("train.trackers=[wand]", "must be tensorboard, wandb or mlflow, not 'wand'. Did you mean 'wandb'?"),
-        ("train.trackers=wandb", "train.trackers must be a list of tensorboard, wandb or mlflow, not 'wandb'"),
+        (
+            "train.trackers=wandbb",
+            "train.trackers must be tensorboard, wandb or mlflow, not 'wandbb'. Did you mean 'wandb'",
+        ),
+        ("train.trackers=7", "train.trackers must be a list of tensorboard, wandb or mlflow, not 7"),
     ],
 )
 def test_invalid_override(override, message):
@@ -293,3 +297,7 @@ def test_numpy_numbers_become_pythons_own():
     assert [type(value) for value in adam.betas] == [float, float]
     config = replace(Config(), teaching=Teaching(x_chain=chain))
     assert config_io.from_tree(yaml.safe_load(config_io.render(config))) == config
+
+
+def test_one_name_is_a_list_of_one():
+    assert config_io.load_config("digits", ["train.trackers=mlflow"]).train.trackers == ("mlflow",)

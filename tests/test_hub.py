@@ -6,16 +6,19 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from huggingface_hub import constants
+from PIL import Image
 
 import dualmcmc
 from dualmcmc import hub
 from dualmcmc.engine import checkpoint
+from dualmcmc.tasks import card as model_cards
 from dualmcmc.utils.errors import UserError
 from tests.conftest import assert_refused
 from tests.custom import plane_config, plane_networks
@@ -267,7 +270,7 @@ def test_card(server, token, call, run_folder):
     assert "energy-based-model" in front["tags"]
     for words in (
         'dualmcmc.load("hf://user/tiny")',
-        "1x8x8 images",
+        "images of shape 1x8x8",
         made["sha256"],
         f"{run.images:,}, in batches of 16",
         "| data | digits",
@@ -307,6 +310,69 @@ def test_edited_card_is_kept(server, token, run):
     assert repo.files("main")[hub.FILE] != b"other weights"
     assert run.push("user/tiny", replace_card=True)["card"]
     assert repo.files("main")["README.md"].startswith(b"---\n")
+
+
+def test_next_push_updates_the_generated_part(server, token, call, run_folder):
+    """What a person wrote around it stays; what is false by now does not."""
+    run = dualmcmc.load(run_folder, "cpu")
+    run.push("user/tiny")
+    repo = server.repos["user/tiny"]
+    card = (
+        repo.files("main")["README.md"].decode().replace("<!-- What", "Toys.\n\n<!-- What").replace("float16", "int8")
+    )
+    repo.commit("main", {"README.md": card.encode()})
+    made = run.push("user/tiny", "float32")
+    assert made["card"]
+    updated = repo.files("main")["README.md"].decode()
+    assert "Toys." in updated
+    assert "int8" not in updated
+    assert made["sha256"] in updated
+    with pytest.raises(UserError, match="has a model card that states another licence, or none"):
+        run.push("user/tiny", license="mit")
+
+
+def test_same_weights_give_the_same_file(server, token, run, tmp_path):
+    files = [tmp_path / f"{number}.safetensors" for number in range(4)]
+    for file in files:
+        run.export(file)
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+def test_names_of_files_are_not_shared(server, token, call, run_folder, tmp_path):
+    secret = tmp_path / "secret-clinic"
+    secret.mkdir()
+    pixels = torch.randint(0, 256, (8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy()
+    for number in range(3):
+        Image.fromarray(pixels).save(secret / f"{number}.png")
+    assert call("outliers", run_folder, "--against", secret, "-n", 3, "--device", "cpu").code == 0
+    run = dualmcmc.load(run_folder, "cpu")
+    run.trained_data = replace(run.trained_data, source="folder", path=str(secret))
+    data = replace(run.config.data, source="folder", path=str(secret))
+    run.config = replace(run.config, data=data, description="digits on other images: secret-clinic")
+    run.push("user/tiny")
+    card = server.repos["user/tiny"].files("main")["README.md"].decode()
+    assert "other-images-1.energy.auroc" in card
+    assert all(b"secret" not in content for content in server.repos["user/tiny"].files("main").values())
+
+
+def test_card_shows_the_newest_of_each_number():
+    def result(day, **numbers):
+        return {"task": "evaluate", "time": f"2026-01-0{day}T", "numbers": {"ebm": numbers}, "samples": 10 * day}
+
+    text = "\n".join(model_cards._measurements([result(1, fid=9.0, kid=0.5), result(2, fid=8.0, seconds=3)], "float32"))
+    assert re.findall(r"`ebm\.(\w+)` \| (\S+)", text) == [("fid", "8"), ("kid", "0.5")]
+
+
+@pytest.mark.parametrize("license", ["Apache 2", "", "a\nb"])
+def test_wrong_licence(run, license):
+    with pytest.raises(UserError, match="--license"):
+        run.push("user/tiny", license=license)
+
+
+@pytest.mark.parametrize("branch", ["", "a b", "../x"])
+def test_wrong_branch(run, branch):
+    with pytest.raises(UserError, match="is not the name of a branch"):
+        run.push("user/tiny", branch=branch)
 
 
 def test_push_command(server, token, call, run_folder):

@@ -124,6 +124,8 @@ def _convert(kind: Any, value: Any, path: str, where: str) -> Any:
         )
         raise UserError(f"{where}: {path} must be {_alternatives(options)}, not {format_value(value)}.{hint}")
     if origin is tuple:
+        if Ellipsis in options and isinstance(value, str):  # one name without brackets
+            value = [value]
         kinds = tuple_kinds(kind, value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
             return tuple(_convert(k, v, path, where) for k, v in zip(kinds, value, strict=True))

@@ -6,16 +6,18 @@ One file of a repository is downloaded, `FILE`. It is read as safetensors like a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dualmcmc.utils.errors import UserError, first_line, sanitize
 from dualmcmc.utils.extras import require
+from dualmcmc.utils.files import read_text
 
 FILE, CARD = "model.safetensors", "README.md"
 MAX_BYTES = 8 << 30  # two billion parameters in float32
+MAX_CARD = 1 << 20  # bytes
 PREFIX = "hf:/"  # pathlib joins the two slashes of hf://
 WORD = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 REPO = re.compile(rf"{WORD}/{WORD}", re.ASCII)
@@ -115,14 +117,16 @@ def upload(
     file: Path,
     card: str,
     message: str,
+    update: Callable[[str], str | None],
     private: bool = False,
     branch: str | None = None,
-    replace_card: bool = False,
 ) -> Upload:
     """Commit weights and model card, creating repository and branch if necessary.
 
-    A card that exists may have been edited, so it is kept unless `replace_card`.
+    `update(existing)` is the card that replaces an existing one, or None to keep it.
     """
+    if branch is not None and (not REVISION.fullmatch(branch) or ".." in branch):
+        raise UserError(f"'{sanitize(branch)}' is not the name of a branch.")
     hub = require("huggingface_hub", "hub", "push")
     with _one_line_errors(HubName(repo, branch), writing=True):
         api = hub.HfApi()
@@ -132,11 +136,14 @@ def upload(
         if branch is not None:
             api.create_branch(repo, branch=branch, exist_ok=True)
         operations = [hub.CommitOperationAdd(FILE, str(file))]
-        write_card = replace_card or not api.file_exists(repo, CARD, revision=branch)
-        if write_card:
-            operations.append(hub.CommitOperationAdd(CARD, card.encode()))
+        written: str | None = card
+        if api.file_exists(repo, CARD, revision=branch):
+            path = Path(hub.hf_hub_download(repo, CARD, revision=branch))
+            written = update(read_text(path, MAX_CARD))
+        if written is not None:
+            operations.append(hub.CommitOperationAdd(CARD, written.encode()))
         made = api.create_commit(repo, operations, commit_message=message, revision=branch)
-    return Upload(made.oid, made.commit_url, write_card)
+    return Upload(made.oid, made.commit_url, written is not None)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_failing_tracker_does_not_stop_the_run(tmp_path, finished_run, use, fail
     assert tracker.calls[-2][0] == fails_at  # then it is closed, and not used any more
     assert tracker.calls[-1] == ("close", True)
     if fails_at == "stats":
-        text = "Weights & Biases failed (the server): the run continues without it"
+        text = "Weights & Biases failed (the server is gone): the run continues without it"
         assert lines.count(text) == 1
         assert [entry["text"] for entry in read_log(tmp_path / "log.jsonl") if entry["kind"] == "note"] == [text]
     assert RunFolder(tmp_path).latest_state().read_bytes()
@@ -184,8 +185,22 @@ def test_tracker_that_hangs_is_abandoned(tmp_path, use, short_timeouts):
 
 def test_signal_ends_the_wait(tmp_path):
     thread = TrackerThread("Slow", lambda: threading.Event().wait())
-    thread.wait_until_opened(pytest.fail, lambda: True)
+    thread.wait_until_opened(time.monotonic(), pytest.fail, lambda: True)
     assert "signal" in thread.failure
+
+
+def test_refusal_closes_the_other_trackers(tmp_path, monkeypatch, use):
+    """Their runs elsewhere would seem to be in progress for ever."""
+    tracker = Recorder()
+
+    def refuse(config, root, run_id):
+        raise UserError("no key")
+
+    use(refuse)
+    monkeypatch.setattr(tracking, "MLflow", lambda config, root, run_id: tracker)
+    with pytest.raises(UserError, match="no key"):
+        run(tmp_path, "train.trackers=[mlflow,wandb]")
+    assert tracker.calls == [("close", True)]
 
 
 def test_slow_tracker_is_dropped(monkeypatch):

@@ -79,6 +79,7 @@ def evaluate(
       dualmcmc evaluate runs/c10 --metrics fid,kid -n 10000
       torchrun --nproc_per_node=8 -m dualmcmc evaluate runs/c10
     """
+    from dualmcmc.metrics.quality import missing_torchmetrics
     from dualmcmc.tasks import evaluate as module
     from dualmcmc.tasks.fid import load_features, small_sample_notes
 
@@ -87,6 +88,8 @@ def evaluate(
             given = split_list("--metrics", metrics.lower()) if metrics is not None else list(module.DEFAULT)
             wanted = module.check_metrics(given)
             run = task.load(world)
+            if set(wanted) <= {"is", "kid"} and (text := missing_torchmetrics()):
+                raise UserError(f"{text}.")
             features, missing = None, {}
             if set(wanted) & set(module.SAMPLE_METRICS):
                 try:

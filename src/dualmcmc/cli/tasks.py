@@ -409,7 +409,7 @@ def push(
         print_json(made)
         return
     show(f"weights: {made['name']}, {made['bytes'] / 1e6:.1f} MB, {dtype}, SHA-256 {made['sha256']}")
-    kept = "the one that was there, unchanged; --replace-card writes a new one"
+    kept = "unchanged, since it is not a generated one, so its checksum may be old; --replace-card writes a new one"
     show(f"model card: {'written' if made['card'] else kept}")
     show(f"commit: {made['url']}")
 

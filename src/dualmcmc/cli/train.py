@@ -26,8 +26,9 @@ from dualmcmc.cli.options import (
 )
 from dualmcmc.cli.options import distributed_session as session
 from dualmcmc.config import Config
+from dualmcmc.hub import parse_name
 from dualmcmc.pretrained import PRETRAINED
-from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.progress import discard_output
 
@@ -90,6 +91,8 @@ def train(
         changes.append(f"seed={seed}")
     if init is not None:
         changes.append(f"train.init={init}")
+    if out is not None and parse_name(out):
+        raise UserError(f"--out {sanitize(out)}: this is the name of weights on the Hub, choose a folder.")
     for option, text in (("--out", out), ("--init", init)):
         if text is not None and text.strip() in ("", "null"):
             raise UserError(f"{option} '{text}' names no run.")

@@ -45,7 +45,20 @@ def save(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
             safetensors.torch.save_file(stored, temporary, metadata)
         except safetensors.SafetensorError as error:  # such as a full disk
             raise CannotWrite(f"cannot write '{path}': {first_line(error).rpartition('error: ')[2]}.") from None
+        _sort_metadata(temporary)
         write_checksum(temporary)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Make the file depend on its contents alone: safetensors writes the metadata in a random order."""
+    with open(path, "rb+") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
+        if len(text) == length:  # otherwise this version of safetensors writes JSON in another way
+            file.seek(8)
+            file.write(text)
 
 
 def write_checksum(path: Path) -> None:

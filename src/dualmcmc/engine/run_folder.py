@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dualmcmc import config_io, hub
 from dualmcmc.config import Config
-from dualmcmc.pretrained import PRETRAINED, is_pretrained, pretrained_file
+from dualmcmc.pretrained import PRETRAINED, has_name, is_pretrained, pretrained_file
 from dualmcmc.utils.errors import CannotWrite, UserError
 from dualmcmc.utils.files import TEMPORARY, expand_user, is_temporary, write_text
 
@@ -58,6 +58,8 @@ class RunFolder:
 
     def require_run(self) -> None:
         """Raise `UserError` if this is not a run folder."""
+        if has_name(self.root):
+            raise UserError(f"{hub.parse_name(self.root) or self.root} is the name of weights, not a run folder.")
         if not self.root.exists():
             raise UserError(f"run folder '{self.root}' does not exist.")
         if not self.config.exists():

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch import Tensor
 from dualmcmc import config_io
 from dualmcmc.config import Config
 from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import cache_folder, make_folder
 
 PROJECT = "dualmcmc"  # W&B's project, MLflow's experiment, unless their own environment variables name another
 OPEN_TIMEOUT = 60.0  # seconds for a tracker to start
-CLOSE_TIMEOUT = 30.0  # seconds to send the rest at the end
+CLOSE_TIMEOUT = 20.0  # seconds to send the rest at the end; clusters kill a process 30 s after SIGTERM
 MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # about the use of MLflow, to its developers
     "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",  # it draws from Python's global generator
@@ -55,8 +57,8 @@ class TensorBoard(Tracker):
     """Event files in the run folder."""
 
     def __init__(self, folder: Path, images: int) -> None:
-        self._folder = folder
-        threading.excepthook = _ignore_write_errors
+        self._folder, self._previous_hook = folder, threading.excepthook
+        threading.excepthook = self._ignore_write_errors
         self._open(images)
 
     def _open(self, images: int) -> None:
@@ -81,14 +83,13 @@ class TensorBoard(Tracker):
 
     def close(self, failed: bool) -> None:
         """Flush and close."""
-        threading.excepthook = threading.__excepthook__
+        threading.excepthook = self._previous_hook
         self._writer.close()
 
-
-def _ignore_write_errors(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes in a thread and raises its I/O errors again at the next call."""
-    if not issubclass(failed.exc_type, OSError):
-        threading.__excepthook__(failed)
+    def _ignore_write_errors(self, failed: threading.ExceptHookArgs) -> None:
+        """TensorBoard writes in a thread and raises its I/O errors again at the next call."""
+        if not issubclass(failed.exc_type, OSError):
+            self._previous_hook(failed)
 
 
 class WandB(Tracker):
@@ -156,7 +157,9 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
 
         self._metric = Metric
-        self._client = client = MlflowClient()
+        with _one_at_a_time():
+            self._client = client = MlflowClient()
+            experiment_id = _experiment_id(client)
         run: Any = None
         if run_id is not None:
             try:
@@ -165,7 +168,7 @@ class MLflow(Tracker):
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
         if run is None or run.info.lifecycle_stage != "active":
-            run = client.create_run(_experiment_id(client), run_name=root.absolute().name)
+            run = client.create_run(experiment_id, run_name=root.absolute().name)
         else:
             client.update_run(run.info.run_id, status="RUNNING")
         self.id = run.info.run_id
@@ -197,6 +200,15 @@ class MLflow(Tracker):
     def close(self, failed: bool) -> None:
         """The run is finished or failed."""
         self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """MLflow creates its local store on first use, which fails if several processes do it at the same time."""
+    from filelock import FileLock
+
+    with FileLock(make_folder(cache_folder()) / ".mlflow.lock", timeout=OPEN_TIMEOUT):
+        yield
 
 
 def _experiment_id(client: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from dualmcmc.config import Config
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.trackers import CLOSE_TIMEOUT, OPEN_TIMEOUT, MLflow, TensorBoard, Tracker, WandB
-from dualmcmc.utils.errors import UserError, first_line, sanitize
+from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.extras import is_installed
 from dualmcmc.utils.files import read_text, to_json, write_text
 
@@ -27,6 +27,7 @@ TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "
 IDS = {"wandb": r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", "mlflow": r"[0-9a-f]{32}"}  # of their runs
 MAX_IDS = 4096  # bytes of the file that contains them
 MAX_QUEUE = 1000  # calls that a tracker may be behind
+MAX_REASON = 300  # characters of a failure
 NOTICE = 2.0  # seconds of waiting until it is reported
 POLL = 0.1  # seconds between two looks for a signal
 LATE = 5.0  # seconds for a tracker's own timeout to end a call, before it is abandoned
@@ -56,7 +57,7 @@ class TrackerThread:
         except UserError as error:  # raised when it is opened only
             self.refusal = error
         except BaseException as error:  # a library may also raise SystemExit
-            self.failure = self.failure or first_line(error)
+            self.failure = self.failure or sanitize(" ".join(str(error).split()) or type(error).__name__, MAX_REASON)
         if self.failure is not None:
             with suppress(BaseException):
                 self.tracker.close(True)
@@ -71,21 +72,26 @@ class TrackerThread:
             except queue.Full:
                 self.failure = f"it is {MAX_QUEUE:,} calls behind"
 
-    def wait_until_opened(self, notify: Callable[[str], None], stopped: Callable[[], bool]) -> None:
-        """Wait until it is opened, in vain, or a signal has arrived."""
-        self._wait(self._opened, OPEN_TIMEOUT, notify, stopped)
+    def wait_until_opened(self, start: float, notify: Callable[[str], None], stopped: Callable[[], bool]) -> None:
+        """Wait until it is opened, in vain, or a signal has arrived; `start`: when the waiting for all began."""
+        self._wait(self._opened, start, OPEN_TIMEOUT, notify, stopped)
         if self.refusal is not None:
             raise self.refusal
 
-    def wait_until_ended(self, notify: Callable[[str], None]) -> None:
+    def wait_until_ended(self, start: float, notify: Callable[[str], None]) -> None:
         """Wait until its last call has returned."""
         if self.failure is None:
-            self._wait(self._ended, CLOSE_TIMEOUT, notify, lambda: False)
+            self._wait(self._ended, start, CLOSE_TIMEOUT, notify, lambda: False)
 
     def _wait(
-        self, event: threading.Event, timeout: float, notify: Callable[[str], None], stopped: Callable[[], bool]
+        self,
+        event: threading.Event,
+        start: float,
+        timeout: float,
+        notify: Callable[[str], None],
+        stopped: Callable[[], bool],
     ) -> None:
-        start, noticed = time.monotonic(), False
+        noticed = False
         while not event.wait(POLL):  # in short intervals, so that signals are handled
             waited = time.monotonic() - start
             if stopped():
@@ -124,8 +130,9 @@ class Trackers:
         self.send(lambda tracker: tracker.close(failed))
         for thread in self._threads:
             thread.send(None)
+        start = time.monotonic()
         for thread in self._threads:
-            thread.wait_until_ended(self._notify)
+            thread.wait_until_ended(start, self._notify)
             if thread.failure is not None:
                 self._notify(f"{thread.title} did not receive everything ({thread.failure})")
         self._threads = []
@@ -166,18 +173,24 @@ def open_trackers(
     }
     names = [name for name in dict.fromkeys(config.train.trackers) if name != "tensorboard" or is_installed(name)]
     threads = {name: TrackerThread(TITLES[name], make[name]) for name in names}
-    for thread in threads.values():
-        thread.wait_until_opened(notify, stopped)
-    ids = dict(stored)
-    for name, thread in threads.items():
-        tracker = thread.tracker
-        if tracker.location:
-            notify(f"{thread.title}: {sanitize(tracker.location, 500)}")
-        if tracker.id is not None:
-            ids[name] = tracker.id
-    if ids != stored:
-        write_text(folder.trackers, to_json(ids) + "\n")
-    return Trackers(list(threads.values()), notify)
+    trackers = Trackers(list(threads.values()), notify)
+    try:
+        start = time.monotonic()
+        for thread in threads.values():
+            thread.wait_until_opened(start, notify, stopped)
+        ids = dict(stored)
+        for name, thread in threads.items():
+            tracker = thread.tracker
+            if tracker.location:
+                notify(f"{thread.title}: {sanitize(tracker.location, 500)}")
+            if tracker.id is not None:
+                ids[name] = tracker.id
+        if ids != stored:
+            write_text(folder.trackers, to_json(ids) + "\n")
+    except BaseException:
+        trackers.close(failed=True)
+        raise
+    return trackers
 
 
 def _read_ids(folder: RunFolder) -> dict[str, str]:

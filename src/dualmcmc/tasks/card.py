@@ -10,11 +10,18 @@ from typing import Any
 
 from dualmcmc import __version__
 from dualmcmc.config import Chain, Config
+from dualmcmc.data.catalog import CATALOG
 from dualmcmc.hub import FILE
 
 TAGS = ["energy-based-model", "mcmc", "langevin-dynamics", "dual-mcmc-teaching", "pytorch"]
 MEASUREMENTS = ("evaluate", "reconstruct", "inpaint", "outliers")  # tasks whose numbers describe the model
-MAX_NUMBERS = 100  # per task
+HEADLINES = re.compile(  # the numbers that are shown
+    r"(generator|ebm)\.(fid|frechet_custom_network|kid|is|precision|recall)"
+    r"|(reconstruction\.)?inference(\+\d+( noise-free)?)?\.(mse|psnr_db|ssim)"
+    r"|(completed|generated)\.\w+\.(mse|psnr_db|psnr_hidden_db|ssim)"
+    r"|[^.]+\.\w+\.auroc"
+)
+BEGIN, END = "<!-- dualmcmc: generated, replaced by the next push -->", "<!-- dualmcmc: end of the generated part -->"
 
 
 def model_card(
@@ -33,8 +40,10 @@ def model_card(
     sections = [
         _front_matter(config, license),
         f"# {repo.partition('/')[2]}",
-        f"An energy-based model E, a generator G and an inference model I for {shape} {data.noun}, trained together by "
-        "dual-MCMC teaching (Cui & Han, NeurIPS 2023) with the Python package `dualmcmc`.",
+        "## Intended use\n\n<!-- What the weights are for, what they are not for, and known limits. -->",
+        BEGIN,
+        f"An energy-based model E, a generator G and an inference model I for {data.noun} of shape {shape}, trained "
+        "together by dual-MCMC teaching (Cui & Han, NeurIPS 2023) with the Python package `dualmcmc`.",
         _usage(repo, config),
         "## Training\n\n" + _table(_training(config, images)),
         "## File\n\n"
@@ -42,14 +51,22 @@ def model_card(
             {
                 "file": f"`{FILE}`: safetensors, with the training settings, without code",
                 "parameters": counts,
-                "size": f"{file['bytes']:,} bytes, {file['dtype']} (vectors float32)",
+                "size": f"{file['bytes']:,} bytes, {file['dtype']} (tensors of one dimension float32)",
                 "SHA-256": f"`{file['sha256']}`",
             }
         ),
         *_measurements(results, file["dtype"]),
-        "## Intended use\n\nNot stated yet: what the weights are for, what they are not for, and known limits.",
+        END,
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def updated_card(card: str, existing: str) -> str | None:
+    """`existing` with the generated part of `card`; None if it has no such part, since somebody wrote it anew."""
+    begin, end = existing.find(BEGIN), existing.find(END)
+    if begin < 0 or end < begin:
+        return None
+    return existing[:begin] + card[card.index(BEGIN) : card.index(END)] + existing[end:]
 
 
 def _front_matter(config: Config, license: str | None) -> str:
@@ -97,28 +114,53 @@ def _chain(chain: Chain) -> str:
 
 
 def _measurements(results: Sequence[Mapping[str, Any]], dtype: str) -> Iterator[str]:
-    """The newest result of each task. Commands and paths stay out: they describe the author's machine."""
-    newest = {str(result["task"]): result for result in results}
-    shown = [newest[task] for task in MEASUREMENTS if task in newest]
-    if not shown:
-        return
-    text = "## Results\n\nOf the run's weights"
-    yield text + (f", before they were rounded to {dtype}." if dtype != "float32" else ".")
-    for result in shown:
-        rows = {name: f"{value:.6g}" for name, value in list(_numbers(result["numbers"]))[:MAX_NUMBERS]}
-        amounts = {name: result.get(name) for name in ("samples", "images")}
-        amount = ", ".join(f"{count:,} {name}" for name, count in amounts.items() if isinstance(count, int) and count)
-        circumstances = [str(result["task"]), amount, str(result.get("device", "")), str(result["time"])[:10]]
-        yield ", ".join(_code(word) for word in circumstances if word) + ":\n\n" + _table(rows, "number", "value")
+    """The newest value of each headline number. Commands and names of files stay out: they are the author's own."""
+    seen: set[tuple[str, str]] = set()
+    sections = []
+    for result in reversed(results):
+        task = str(result["task"])
+        numbers = {name: value for name, value in _numbers(result["numbers"]) if HEADLINES.fullmatch(name)}
+        rows = {name: f"{value:.6g}" for name, value in numbers.items() if (task, name) not in seen}
+        if task not in MEASUREMENTS or not rows:
+            continue
+        seen |= {(task, name) for name in rows}
+        sections.append(
+            _circumstances(result) + ":\n\n" + _table({_code(k): v for k, v in rows.items()}, "number", "value")
+        )
+    if sections:
+        rounding = f", before they were rounded to {dtype}." if dtype != "float32" else "."
+        yield f"## Results\n\nOf the run's weights{rounding}"
+        yield from sections
+
+
+def _circumstances(result: Mapping[str, Any]) -> str:
+    """The task, how many samples or images, the x-chain, the device and the day."""
+    amounts = {name: result.get(name) for name in ("samples", "images")}
+    reconstructed = result.get("reconstructed")
+    if isinstance(reconstructed, dict):
+        amounts |= {str(kind): count for kind, count in reconstructed.items()}
+    words = [str(result["task"])]
+    words += [f"{count:,} {name}" for name, count in amounts.items() if isinstance(count, int) and count]
+    chain = result.get("x_chain")
+    if isinstance(chain, dict) and isinstance(chain.get("steps"), int):
+        words.append(f"{chain['steps']:,} steps of the x-chain")
+    return ", ".join(map(_code, [*words, str(result.get("device", "")), str(result["time"])[:10]]))
 
 
 def _numbers(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
-        name = f"{path}.{key}" if path else str(key)
+    for number, (key, value) in enumerate(values.items(), 1):
+        # Outliers may be from a folder of the author's, whose name is nobody else's business.
+        own = not path and any(isinstance(part, dict) and "auroc" in part for part in _parts(value))
+        word = f"other-images-{number}" if own and str(key).partition(":")[0] not in CATALOG else str(key)
+        name = f"{path}.{word}" if path else word
         if isinstance(value, dict):
             yield from _numbers(value, name)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield _code(name), value
+            yield name, value
+
+
+def _parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else []
 
 
 def _code(text: str) -> str:

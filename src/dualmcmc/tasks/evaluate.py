@@ -103,6 +103,10 @@ def evaluate(
         progress = no_progress
     result = Evaluation()
     sample_metrics = [name for name in wanted if name in SAMPLE_METRICS]
+    missing = [text for text in run.world.all_gather(missing_torchmetrics()) if text]  # all ranks measure the same
+    for name in [name for name in sample_metrics if name in ("is", "kid") and missing]:
+        result.skipped[name] = missing[0]
+        sample_metrics.remove(name)
     if sample_metrics:
         features = features or load_features(device=run.device)
     if images is None and needs_images(run, wanted, features):
@@ -113,10 +117,6 @@ def evaluate(
     if "is" in sample_metrics and features is not None and not features.has_classifier:
         result.skipped["is"] = NO_CLASSIFIER
         sample_metrics.remove("is")
-    missing = [text for text in run.world.all_gather(missing_torchmetrics()) if text]  # all ranks measure the same
-    for name in [name for name in sample_metrics if name in ("is", "kid") and missing]:
-        result.skipped[name] = missing[0]
-        sample_metrics.remove(name)
     if sample_metrics and features is not None:
         _measure_samples(result, run, images, sample_metrics, samples, features, progress)
     reconstruction_names = [key for name in wanted for key in RECONSTRUCTION_METRICS.get(name, ())]

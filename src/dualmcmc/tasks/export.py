@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from dualmcmc import config_io, hub
 from dualmcmc.config import Config
 from dualmcmc.engine import checkpoint
 from dualmcmc.nets import Trio, parameter_counts
-from dualmcmc.tasks.card import model_card
-from dualmcmc.utils.errors import UserError
+from dualmcmc.tasks.card import model_card, updated_card
+from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.files import digest
 
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -61,8 +63,15 @@ def push(
     license: str | None,
     replace_card: bool,
 ) -> dict[str, Any]:
-    """Commit what `export` writes, and a model card with the results `measured`, to a repository on the Hub."""
+    """Commit what `export` writes, and a model card with the results `measured`, to a repository on the Hub.
+
+    Of a card that exists, only the generated part is written anew.
+    """
     repo = hub.parse_repo(repo)
+    if license is not None and not LICENSE.fullmatch(license):
+        raise UserError(
+            f"--license {sanitize(license)}: use an identifier of the Hub, such as apache-2.0 or cc-by-4.0."
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / hub.FILE
         exported = export(trio, config, images, file, dtype)
@@ -70,6 +79,17 @@ def push(
         facts = exported | {"sha256": sha256}
         card = model_card(repo, config, parameter_counts(trio), images, facts, measured, license)
         message = message or f"Upload weights after {images:,} {config.data.noun}"
-        made = hub.upload(repo, file, card, message, private, branch, replace_card)
+
+        def update(existing: str) -> str | None:
+            if replace_card:
+                return card
+            if license is not None and f'license: "{license}"' not in existing:
+                raise UserError(
+                    f"hf://{repo} has a model card that states another licence, or none: edit it, or use "
+                    "--replace-card to write a new one."
+                )
+            return updated_card(card, existing)
+
+        made = hub.upload(repo, file, card, message, update, private, branch)
     name = hub.HubName(repo, made.commit)
     return {"name": str(name), "url": made.url, "card": made.card, **facts}

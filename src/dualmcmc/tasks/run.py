@@ -356,10 +356,12 @@ class Run:
         return push(*weights, self._own_results(), repo, dtype, private, branch, message, license, replace_card)
 
     def _shared_config(self) -> Config:
-        """The settings that travel with exported weights: with the run's own data, without paths."""
+        """The settings that exported weights include: of the run's own data, without paths or names of files."""
         config = replace(self.config, data=replace(self.trained_data, path=None, test_path=None))
+        if (path := self.trained_data.path) is not None:
+            config = replace(config, description=config.description.removesuffix(f": {Path(path).name}"))
         if config.train.init is not None and not has_name(config.train.init):
-            config = replace(config, train=replace(config.train, init=Path(config.train.init).name))
+            config = replace(config, train=replace(config.train, init="another run"))
         return config
 
     def _own_results(self) -> list[dict[str, Any]]:
