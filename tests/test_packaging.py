@@ -110,5 +110,5 @@ def test_pretrained_weights_outside_the_checkout(python, site, tmp_path):
     assert Path(module).is_relative_to(site)
     place = tmp_path / "cache" / "pretrained" / "cifar10-simple.safetensors"
     assert error.startswith("cannot fetch cifar10-simple (127.0.0.1:9: Connection refused): try again later, or save ")
-    assert error.endswith(f"/dualmcmc/cifar10-simple/resolve/main/model.safetensors as '{place}'.")
+    assert error.endswith(f"/dualmcmc/cifar10-simple/resolve/v1/model.safetensors as '{place}'.")
     assert images == (["4600000"] if weights else [])

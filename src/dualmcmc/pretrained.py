@@ -15,6 +15,7 @@ from dualmcmc.utils.errors import Damaged, UserError
 from dualmcmc.utils.files import cache_folder, digest, make_folder
 from dualmcmc.utils.progress import ProgressFactory, print_line, show_progress
 
+TAG = "v1"  # of the repositories; later files there have another
 OUTPUT = Path("pretrained")  # commands write their output for weights with a name to OUTPUT/NAME
 CHECKOUT = Path(__file__).resolve().parents[2]  # if the package is not installed elsewhere
 
@@ -30,7 +31,7 @@ class Pretrained(NamedTuple):
     def url(self) -> str:
         """Where the file is downloaded."""
         endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-        return f"{endpoint}/{self.repo}/resolve/main/{hub.FILE}"
+        return f"{endpoint}/{self.repo}/resolve/{TAG}/{hub.FILE}"
 
 
 PRETRAINED = {

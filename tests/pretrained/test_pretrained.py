@@ -11,7 +11,7 @@ from dualmcmc.utils.errors import Damaged, UserError
 from tests.conftest import assert_refused
 from tests.data.server import Server
 
-PATH = "user/tiny/resolve/main/model.safetensors"
+PATH = "user/tiny/resolve/v1/model.safetensors"
 
 
 @pytest.fixture
