@@ -59,7 +59,9 @@ def nothing_to_resume(folder: RunFolder) -> UserError:
             f"'{folder.root}' has no saved state to resume from, but a snapshot: to start a new run from its weights, "
             f"use --init {folder.root} and another --out."
         )
-    return UserError(f"there is no run to resume in '{folder.root}': omit --resume to start one.")
+    return UserError(
+        f"there is no run to resume in '{folder.root}': omit --resume (in Python resume=True) to start one."
+    )
 
 
 def with_absolute_paths(config: Config, init: bool = True) -> Config:

@@ -293,7 +293,8 @@ def _check_folder(folder: RunFolder, resume: bool, cleanup: ExitStack) -> None:
     if folder.has_states():
         if not resume:
             raise UserError(
-                f"'{folder.root}' already contains a run: add --resume to continue it, or choose another --out."
+                f"'{folder.root}' already contains a run: continue it with --resume (in Python resume=True), or choose "
+                "another --out."
             )
         make_folder(folder.root)  # raises if it is not writable
         cleanup.enter_context(RunLock(folder.lock))
