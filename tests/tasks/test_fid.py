@@ -238,3 +238,14 @@ def test_progress_advances_within_a_batch(images, monkeypatch):
     features, counts = tiny_features(), []
     reference_features(images, WHAT, features, progress=lambda *_: nullcontext(counts.append))
     assert counts == [32, 28]
+
+
+@pytest.mark.parametrize("name", fid.INCLUDED)
+def test_included_statistics_are_intact(name):
+    path = fid.INCLUDED_FOLDER / name
+    key = fid._read_key(path)
+    assert fid.statistics_file(key) == name
+    moments = fid._read_included(name, key)
+    assert moments is not None
+    assert (moments.count, key["images"], len(moments.mean)) == (50_000, 50_000, 2048)
+    assert fid.read_statistics(path, key, "0" * 64) is None

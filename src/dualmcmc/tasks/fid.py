@@ -36,7 +36,11 @@ from dualmcmc.utils.progress import ProgressFactory, no_progress
 ENOUGH_IMAGES = 10_000  # with fewer, FID's bias deserves a note
 CACHE = "statistics"  # folder in the cache folder
 INCLUDED_FOLDER = Path(__file__).parents[1] / "statistics"
-INCLUDED: dict[str, str] = {}  # SHA-256 of the numbers in each file; benchmarks/reference_statistics.py makes them
+INCLUDED = {  # SHA-256 of the numbers in each file; benchmarks/reference_statistics.py makes them
+    "cifar10-32-center-381e004659a8c48f.safetensors": (
+        "e13388b3c277344ff83710dde7c0960cdfce731b606efbce233011c984ebabeb"
+    ),
+}
 BATCH = 1000  # images
 METHOD = "tf1-bilinear-299"  # of preprocessing; part of the key of stored statistics
 
