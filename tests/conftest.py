@@ -15,7 +15,7 @@ import torch
 
 from dualmcmc import config_io
 from dualmcmc.config import Config
-from dualmcmc.engine import log, plan
+from dualmcmc.engine import compile_worker, log, plan
 from dualmcmc.engine.trainer import train
 from dualmcmc.nets import Trio
 
@@ -58,6 +58,12 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 def _one_thread_and_fixed_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_compile_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile in this process, whatever the number of cores."""
+    monkeypatch.setattr(compile_worker, "cpu_count", lambda: 1)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -138,7 +144,7 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(plan, "_compiler", compiler)
+    monkeypatch.setattr(plan, "make_compiler", compiler)
 
 
 @pytest.fixture

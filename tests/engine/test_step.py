@@ -107,7 +107,7 @@ def test_compile_failure_is_reported(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr(plan, "_compiler", lambda *_: broken)
+    monkeypatch.setattr(plan, "make_compiler", lambda *_: broken)
     notes = []
     step = make_step("engine.mode=compiled", notify=notes.append)
     assert notes == ["running eagerly: compilation failed (RuntimeError: no compiler)"]

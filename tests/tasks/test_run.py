@@ -275,7 +275,7 @@ def test_run_that_cannot_be_compiled(finished_run, monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr("dualmcmc.engine.plan._compiler", lambda *_: lambda layers: broken)
+    monkeypatch.setattr("dualmcmc.engine.plan.make_compiler", lambda *_: lambda layers: broken)
     run = dualmcmc.load(finished_run, device="cpu", overrides=["engine.mode=compiled"])
     assert run.sample(3).shape == (3, 1, 8, 8)
     assert capsys.readouterr().err == "running eagerly: compilation failed (RuntimeError: no compiler)\n"

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dualmcmc.config import Config, Engine
-from dualmcmc.engine.executor import Executor, Mode
-from dualmcmc.methods.terms import energy_images
+from dualmcmc.engine.compiler import make_compiler
+from dualmcmc.engine.executor import Executor
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.utils.errors import UserError, first_line
-from dualmcmc.utils.files import cache_folder
-from dualmcmc.utils.progress import ProgressFactory, no_progress
 
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-CACHE_IS_OURS = CACHE_VARIABLE not in os.environ  # checked at import: torch sets it once its compiler is imported
 BFLOAT16_CAPABILITY = (8, 0)  # CUDA compute capability
 TRITON_CAPABILITY = (7, 0)
 TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.5}  # relative, of networks as executors; float32 may be tf32
 TINY = 1e-12  # against division by 0
-Task = tuple[Executor, Mode, Tensor]  # to compile: a network, a mode, an input of the right shape
 
 
 @dataclass(frozen=True)
@@ -139,99 +130,5 @@ def build_executors(trio: Trio, config: Config, plan: ExecutionPlan) -> Trio:
     if not (plan.compiled or plan.precision == "bfloat16" or micro_batch):
         return trio
     dtype = torch.bfloat16 if plan.precision == "bfloat16" else torch.float32
-    compiler = _compiler(plan.device, config.train.deterministic) if plan.compiled else None
+    compiler = make_compiler(plan.device, config.train.deterministic) if plan.compiled else None
     return Trio(**{name: Executor(net, dtype, micro_batch, compiler) for name, net in trio.named_children()})
-
-
-def _compiler(device: torch.device, deterministic: bool) -> Callable[..., Callable]:
-    """torch.compile with our options; compiled code is cached for the next run."""
-    if CACHE_IS_OURS:
-        os.environ[CACHE_VARIABLE] = str(cache_folder() / "compiled")
-    import torch._dynamo
-    import torch._inductor.config
-
-    torch._dynamo.config.recompile_limit = 64  # all networks share the code that calls their layers
-
-    options: dict[str, Any] = {}
-    if device.type == "cuda":
-        # Layers already have the layout they want; the optimisation would add copies.
-        options["layout_optimization"] = False
-        # Otherwise reduction orders are chosen by timing, and may differ on another machine or with an empty cache.
-        # The option exists since PyTorch 2.10.
-        if deterministic and hasattr(torch._inductor.config, "deterministic"):
-            options["deterministic"] = True
-
-    def compiler(layers: Callable) -> Callable:
-        return torch.compile(layers, dynamic=False, fullgraph=True, options=options or None)
-
-    return compiler
-
-
-def compile_for_training(
-    executors: Trio, config: Config, batch: int, device: torch.device, progress: ProgressFactory = no_progress
-) -> str | None:
-    """Compile everything an iteration on `batch` images needs. On failure all run eagerly; returns the reason."""
-    energy, generator, inference = _as_executors(executors)
-    images, z = _zeros(config, energy_images(config.teaching) * batch, device)
-    x, z = images[:batch], z[:batch]
-    tasks = [
-        (energy, Mode.CHAIN, x),
-        (generator, Mode.CHAIN, z),
-        (energy, Mode.TRAIN, images),
-        (generator, Mode.TRAIN, z),
-        (inference, Mode.TRAIN, x),
-    ]
-    if config.teaching.second_x_chain:
-        tasks.append((generator, Mode.FROZEN, z))
-    return _compile([energy, generator, inference], tasks, progress)
-
-
-def compile_for_sampling(
-    executors: Trio, config: Config, sizes: list[int], z_chain: bool, device: torch.device, progress: ProgressFactory
-) -> str | None:
-    """Compile the x-chain (or z-chain) of a trained run for batches of these sizes; returns as above."""
-    energy, generator, _ = _as_executors(executors)
-    tasks: list[Task] = []
-    for size in sorted(set(sizes)):
-        x, z = _zeros(config, size, device)
-        tasks.append((generator, Mode.FROZEN, z))
-        tasks.append((generator, Mode.CHAIN, z) if z_chain else (energy, Mode.CHAIN, x))
-    return _compile([energy, generator], tasks, progress)
-
-
-def _as_executors(executors: Trio) -> list[Executor]:
-    found = [net for net in executors.children() if isinstance(net, Executor)]
-    assert len(found) == 3, "the plan does not compile these networks"
-    return found
-
-
-def _zeros(config: Config, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    images = torch.zeros(count, *config.data.sample_shape, device=device)
-    return images, torch.zeros(count, config.teaching.latent_dim, device=device)
-
-
-def _compile(executors: list[Executor], tasks: list[Task], progress: ProgressFactory) -> str | None:
-    missing = [task for task in tasks if not task[0].is_compiled(*task[1:])]
-    if not missing:
-        return None
-    try:
-        with progress("compiling", len(missing), "parts") as advance, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for executor, mode, inputs in missing:
-                executor.compile_ahead(mode, inputs)
-                advance(1)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # a compiler and its tools may raise anything
-        for executor in executors:
-            executor.disable_compilation()
-        return compile_error(error)
-    return None
-
-
-def compile_error(error: Exception) -> str:
-    """A compiler's failure in one line; the outermost of its nested messages names no cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    while len(lines) > 1 and lines[0].endswith(":"):
-        lines.pop(0)
-    return lines[0] if lines and ": " in lines[0] else ": ".join([type(error).__name__, *lines[:1]])

@@ -17,11 +17,12 @@ from torch import Tensor
 from dualmcmc import rng
 from dualmcmc.config import Config, Teaching
 from dualmcmc.data.loader import BatchLoader
+from dualmcmc.engine.compilation import compile_for_training
 from dualmcmc.engine.cuda import CudaGraph, StreamLanes
 from dualmcmc.engine.ddp import wrap_ddp
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.executor import uncompiled
-from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_training
+from dualmcmc.engine.plan import ExecutionPlan, build_executors
 from dualmcmc.engine.state import TrainState
 from dualmcmc.methods import Lanes, Stats, sequential
 from dualmcmc.methods.dual_mcmc import dual_mcmc, step

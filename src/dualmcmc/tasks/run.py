@@ -17,8 +17,9 @@ from dualmcmc import rng as random_numbers
 from dualmcmc.config import Chain, Config, Data, Engine
 from dualmcmc.data import DataSplits
 from dualmcmc.data import load as load_data
+from dualmcmc.engine.compilation import compile_for_sampling
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
-from dualmcmc.engine.plan import ExecutionPlan, build_executors, compile_for_sampling, fit_plan, resolve_plan
+from dualmcmc.engine.plan import ExecutionPlan, build_executors, fit_plan, resolve_plan
 from dualmcmc.langevin import Trace, revise_x, revise_z
 from dualmcmc.nets import Gaussian, Trio, parameter_counts
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen

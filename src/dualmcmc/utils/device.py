@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -136,25 +137,44 @@ def format_bytes(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
+class NumericSettings(NamedTuple):
+    """torch's global settings of precision and choice of kernels."""
+
+    cudnn_tf32: bool
+    matmul_tf32: bool
+    deterministic: bool
+    benchmark: bool
+
+    @classmethod
+    def current(cls) -> NumericSettings:
+        """Those in effect."""
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        return cls(cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+
+    def apply(self) -> None:
+        """Put them into effect."""
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = self
+
+
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Disable tf32 and autocast for a while."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    before = NumericSettings.current()
+    before._replace(cudnn_tf32=False, matmul_tf32=False).apply()
     try:
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        before.apply()
 
 
 @contextmanager
 def preserved_settings() -> Iterator[None]:
     """Leave torch's number of threads, precision and choice of kernels as they were."""
-    cudnn, matmul, threads = torch.backends.cudnn, torch.backends.cuda.matmul, torch.get_num_threads()
-    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    before, threads = NumericSettings.current(), torch.get_num_threads()
     try:
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        before.apply()
         torch.set_num_threads(threads)

@@ -11,12 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dualmcmc.utils.notebook import NotebookBar, in_notebook
-
-if TYPE_CHECKING:
-    pass
 
 Unit = Literal["images", "samples", "bytes", "parts", "steps"]
 Advance = Callable[[float], None]  # by a number of units; a part of an image counts too
