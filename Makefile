@@ -26,11 +26,12 @@ endif
 	@PIP_CONSTRAINT=constraints.txt $(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
 
+# Bytecode is kept even if the environment says otherwise: the processes that tests start import PyTorch faster.
 test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 run: .venv/ready
 	$(BIN)/dualmcmc train digits --device cpu --out $(RUN)
