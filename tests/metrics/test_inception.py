@@ -96,6 +96,18 @@ def test_architecture_is_the_published_one(net):
     assert float(features.std()) == pytest.approx(2.42967, abs=1e-3)
 
 
+@pytest.mark.parametrize(("precision", "error"), [("tf32", 1e-5), ("float16", 2e-3)])
+def test_other_precisions(layers, net, precision, error):
+    """On a CPU, tf32 is float32."""
+    names = [f"{i}.{part}" for i in range(94) for part in ("weight", "beta", "mean", "var")]
+    twin = from_tensors(dict(zip(names, (tensor for layer in layers for tensor in layer), strict=True)))
+    images = random_images(2, 32)
+    exact = FeatureExtractor(net, 2048, "cpu", standard=False, checksum="")(images)
+    ours = FeatureExtractor(twin, 2048, "cpu", False, "", precision)(images)
+    assert ours.dtype == torch.float32
+    assert 0 < (ours - exact).norm() < error * exact.norm()
+
+
 def test_layer_names_are_those_of_torchvision():
     names = list(layer_names())
     assert len(names) == len(set(names)) == 94

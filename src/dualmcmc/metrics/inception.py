@@ -8,16 +8,18 @@ into the convolutions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from dualmcmc.utils.device import exact_float32
+from dualmcmc.utils.device import NumericSettings, exact_float32
 from dualmcmc.utils.progress import Advance
 
 FEATURE_DIM = 2048
 INPUT_SIZE = 299  # pixels
 BATCHNORM_EPS = 0.001
+Precision = Literal["float32", "tf32", "float16"]  # of the convolutions
 _Size = int | tuple[int, int]
 
 
@@ -25,6 +27,10 @@ class ConvReLU(nn.Conv2d):
     """Convolution with folded BatchNorm, then ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        if x.is_cuda and x.dtype == torch.float16:  # one kernel instead of three
+            assert isinstance(self.padding, tuple)
+            settings = self.stride, self.padding, self.dilation, self.groups
+            return torch.cudnn_convolution_relu(x, self.weight, self.bias, *settings)
         return super().forward(x).relu_()
 
 
@@ -143,7 +149,7 @@ class Inception(nn.Module):
         self.register_buffer("head", head)
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        return self.body(x).mean((2, 3))
+        return self.body(x).float().mean((2, 3))
 
     def convolutions(self) -> Iterator[ConvReLU]:
         """All 94, in the order of both published files."""
@@ -209,21 +215,39 @@ class FeatureExtractor:
     """A network from images to feature vectors.
 
     `standard`: whether it is FID's network, so that its results may be called FID. `checksum`: SHA-256 of its file.
+    `precision` other than float32 is for `Inception` alone.
     """
 
     def __init__(
-        self, net: nn.Module, dimension: int, device: torch.device | str, standard: bool, checksum: str
+        self,
+        net: nn.Module,
+        dimension: int,
+        device: torch.device | str,
+        standard: bool,
+        checksum: str,
+        precision: Precision = "float32",
     ) -> None:
         self.device = torch.device(device)
-        self.dimension, self.standard, self.checksum = dimension, standard, checksum
+        self.dimension, self.standard, self.checksum, self.precision = dimension, standard, checksum, precision
         self._net = net.to(self.device).eval()
+        self._dtype, self._layout = torch.float32, torch.contiguous_format
+        if precision != "float32":
+            assert isinstance(net, Inception)
+            self._dtype = torch.float16 if precision == "float16" else torch.float32
+            self._layout = torch.channels_last
+            for conv in net.convolutions():
+                assert conv.bias is not None
+                conv.weight.data = conv.weight.to(self._dtype, memory_format=self._layout)
+                conv.bias.data = conv.bias.to(self._dtype)
         self._batch = 250 if self.device.type == "cuda" else 32  # a 299x299 image needs tens of megabytes
 
     def __call__(self, images: Tensor, advance: Advance = lambda count: None) -> Tensor:
         """(N, C, H, W) uint8, greyscale or RGB, to (N, D) float32; `advance` counts the images that are done."""
         if images.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {images.dtype}")
-        with torch.no_grad(), exact_float32():  # tf32 is twice as fast and changed FID by 0.0004
+        with torch.no_grad(), exact_float32():
+            if self.precision == "tf32":
+                NumericSettings.current()._replace(cudnn_tf32=True).apply()
             rows = []
             for batch in images.split(self._batch):
                 rows.append(self._net(self._preprocess(batch)).float())
@@ -249,7 +273,7 @@ class FeatureExtractor:
     def _preprocess(self, images: Tensor) -> Tensor:
         x = images.to(self.device).float().expand(-1, 3, -1, -1)
         x = resize_as_tensorflow(x, INPUT_SIZE)
-        return (x - 128) / 128
+        return ((x - 128) / 128).to(self._dtype, memory_format=self._layout)
 
 
 def resize_as_tensorflow(x: Tensor, size: int) -> Tensor:

@@ -27,7 +27,7 @@ from dualmcmc.data.resolve import open_stores
 from dualmcmc.data.store import ImageStore
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.metrics.fid import Moments, frechet_distance
-from dualmcmc.metrics.inception import FEATURE_DIM, INPUT_SIZE, FeatureExtractor, Inception, from_tensors
+from dualmcmc.metrics.inception import FEATURE_DIM, INPUT_SIZE, FeatureExtractor, Inception, Precision, from_tensors
 from dualmcmc.tasks.inputs import conversion_notes, parse_dataset
 from dualmcmc.utils.errors import UserError, first_line
 from dualmcmc.utils.files import atomic, cache_folder, make_folder
@@ -46,7 +46,10 @@ METHOD = "tf1-bilinear-299"  # of preprocessing; part of the key of stored stati
 
 
 def load_features(
-    path: Path | None = None, device: torch.device | str = "cpu", trust: bool = False
+    path: Path | None = None,
+    device: torch.device | str = "cpu",
+    trust: bool = False,
+    precision: Precision = "float32",
 ) -> FeatureExtractor:
     """FID's network, from the cache folder or from a file with a known checksum.
 
@@ -59,7 +62,8 @@ def load_features(
     content = path.read_bytes()  # read once, so that what is verified is what is loaded
     checksum = hashlib.sha256(content).hexdigest()
     if checksum in (RELEASE, PACKAGE):
-        return FeatureExtractor(_load_inception(io.BytesIO(content), checksum), FEATURE_DIM, device, True, checksum)
+        net = _load_inception(io.BytesIO(content), checksum)
+        return FeatureExtractor(net, FEATURE_DIM, device, True, checksum, precision)
     if not trust:
         raise UserError(
             f"'{path}' is not a published Inception file (SHA-256 {checksum[:16]}...): 'dualmcmc data fetch inception' "

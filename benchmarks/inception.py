@@ -1,0 +1,115 @@
+"""The speed of FID's network in each precision, and what the precision changes in FID.
+
+python benchmarks/inception.py [RUN] [KEY=VALUE ...] [-n N] [--device D] [--json]
+
+RUN is a trained run, by default the pretrained cifar10-simple. Compared are N of its generator and of its EBM samples,
+N of its training images and its test images. The network is needed: `dualmcmc data fetch inception`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+import common
+import dualmcmc
+from dualmcmc.bench import timing
+from dualmcmc.metrics.fid import Moments, frechet_distance
+from dualmcmc.metrics.inception import FeatureExtractor, Precision
+from dualmcmc.tasks.fid import BATCH, load_features
+from dualmcmc.tasks.run import Run
+from dualmcmc.utils.images import to_uint8
+from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
+
+PRECISIONS: Sequence[Precision] = get_args(Precision)
+PAIRS = (
+    ("test", "train"),
+    ("generator", "train"),
+    ("EBM", "train"),
+    ("generator", "EBM"),
+    ("train, first half", "train, second half"),
+)
+
+
+def gather_images(run: Run, count: int, progress: ProgressFactory = no_progress) -> dict[str, Tensor]:
+    """The sets of images that are compared, as uint8."""
+    splits = run.load_data(progress)
+    train = splits.train.tensor()[:count]
+    first, second = train.chunk(2)
+    sets = {"train": train, "train, first half": first, "train, second half": second}
+    if splits.test is not None:
+        sets["test"] = splits.test.tensor()[:count]
+    run.prepare(count, progress)
+    batches = [(to_uint8(x_hat), to_uint8(x_rev)) for _, x_hat, x_rev in run.sample_batches(count)]
+    sets["generator"], sets["EBM"] = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
+    return sets
+
+
+def moments(images: Tensor, features: FeatureExtractor) -> tuple[Moments, float]:
+    """The moments of the features, and the seconds they took."""
+    result = Moments(features.dimension, features.device)
+    timing.synchronize(features.device)
+    start = time.monotonic()
+    for batch in images.split(BATCH):
+        result.add(features(batch))
+    timing.synchronize(features.device)
+    return result, time.monotonic() - start
+
+
+def measure(
+    run: Run, extractors: Sequence[FeatureExtractor], count: int, progress: ProgressFactory = no_progress
+) -> dict[str, Any]:
+    """Images per second and the distance of each pair of sets, per extractor; the first is the reference."""
+    sets = gather_images(run, count, progress)
+    pairs = [pair for pair in PAIRS if sets.keys() >= set(pair)]
+    rows = []
+    for features in extractors:
+        moments(sets["train"][: 2 * BATCH], features)  # warm-up
+        measured = {}
+        total = seconds = 0.0
+        with progress(f"features in {features.precision}", sum(map(len, sets.values())), "images") as advance:
+            for name, images in sets.items():
+                measured[name], spent = moments(images, features)
+                total, seconds = total + len(images), seconds + spent
+                advance(len(images))
+        distances = {" - ".join(pair): frechet_distance(*(measured[name] for name in pair)) for pair in pairs}
+        rows.append({"precision": features.precision, "images_per_second": total / seconds, "distances": distances})
+    return {
+        **timing.describe(run.config, run.device),
+        "weights": run.source,
+        "samples": count,
+        "metric": extractors[0].metric_name,
+        "rows": rows,
+    }
+
+
+def format_result(result: dict[str, Any]) -> str:
+    """The result as a table."""
+    reference = result["rows"][0]
+    lines = [f"{result['samples']:,} images per set, {timing.format_environment(result)}"]
+    lines.append(" ".join([f"{'':<42}", *(f"{row['precision']:>12}" for row in result["rows"])]))
+    lines.append(" ".join([f"{'images/s':<42}", *(f"{row['images_per_second']:12,.0f}" for row in result["rows"])]))
+    for pair, value in reference["distances"].items():
+        differences = [f"{row['distances'][pair] - value:+12.5f}" for row in result["rows"][1:]]
+        lines.append(" ".join([f"{result['metric'] + ' ' + pair:<42}", f"{value:12.5f}", *differences]))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = common.Parser(__doc__, takes_config=False)
+    parser.add_argument("run", nargs="?", default="cifar10-simple", help="a trained run (default: cifar10-simple)")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="such as sampling.steps=30")
+    parser.add_argument("-n", "--num", type=common.at_least(100), default=50_000, help="images per set")
+    args = parser.parse_args()
+    run = dualmcmc.load(args.run, args.device, overrides=args.settings)
+    extractors = [load_features(device=run.device, precision=precision) for precision in PRECISIONS]
+    result = measure(run, extractors, args.num, show_progress)
+    common.print_result(result, args.json, format_result)
+
+
+if __name__ == "__main__":
+    common.run(main)
