@@ -7,12 +7,13 @@ import time
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from dualmcmc import config_io, rng
 from dualmcmc.config import Config
 from dualmcmc.data.loader import BatchLoader
 from dualmcmc.data.store import MemoryStore
-from dualmcmc.engine import checkpoint, cuda
+from dualmcmc.engine import checkpoint, compile_worker, compiler, cuda
 from dualmcmc.engine.cuda import WARMUP_RUNS, StreamLanes
 from dualmcmc.engine.plan import resolve_plan
 from dualmcmc.engine.run_folder import RunFolder
@@ -28,7 +29,8 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def _shared_compiler_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "compiled"))
+    monkeypatch.setattr(compiler, "CACHE_IS_OURS", False)
     yield
     gc.collect()
     torch.cuda.empty_cache()
@@ -61,6 +63,17 @@ def run(step: TrainStep, count: int) -> dict[str, torch.Tensor]:
 def assert_equal(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, value in expected.items():
         assert torch.equal(ours[name], value), name
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+def test_takes_from_the_cache_what_other_processes_have_compiled(monkeypatch, tmp_path, precision):
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(compile_worker, "cpu_count", lambda: 4)
+    torch._dynamo.reset()
+    counters.clear()
+    make_step(small_config(f"engine.precision={precision}", preset="cifar10-resnet-128"))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == counters["aot_autograd"]["total"] == 5
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
 
 
 @pytest.mark.parametrize(

@@ -96,16 +96,19 @@ def test_architecture_is_the_published_one(net):
     assert float(features.std()) == pytest.approx(2.42967, abs=1e-3)
 
 
-@pytest.mark.parametrize(("precision", "error"), [("tf32", 1e-5), ("float16", 2e-3)])
-def test_other_precisions(layers, net, precision, error):
-    """On a CPU, tf32 is float32."""
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+@pytest.mark.parametrize(("precision", "error"), [("tf32", 2e-3), ("float16", 2e-3)])
+def test_other_precisions(layers, device, precision, error):
     names = [f"{i}.{part}" for i in range(94) for part in ("weight", "beta", "mean", "var")]
-    twin = from_tensors(dict(zip(names, (tensor for layer in layers for tensor in layer), strict=True)))
+    tensors = dict(zip(names, (tensor for layer in layers for tensor in layer), strict=True))
     images = random_images(2, 32)
-    exact = FeatureExtractor(net, 2048, "cpu", standard=False, checksum="")(images)
-    ours = FeatureExtractor(twin, 2048, "cpu", False, "", precision)(images)
+    exact = FeatureExtractor(from_tensors(tensors), 2048, "cpu", False, "")(images)
+    ours = FeatureExtractor(from_tensors(tensors), 2048, device, False, "", precision)(images)
     assert ours.dtype == torch.float32
-    assert 0 < (ours - exact).norm() < error * exact.norm()
+    assert 0 < (ours.cpu() - exact).norm() < error * exact.norm()
 
 
 def test_layer_names_are_those_of_torchvision():
