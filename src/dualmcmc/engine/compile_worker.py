@@ -28,7 +28,8 @@ from dualmcmc.engine.layers import BareLayers
 from dualmcmc.utils.device import NumericSettings, available_memory, cpu_count, device_name
 
 CORES_PER_WORKER = 2
-MEMORY_PER_WORKER = 3 * 2**30  # bytes, of RAM and on a GPU: mostly PyTorch and its CUDA context
+MEMORY_PER_WORKER = 3 * 2**30  # bytes of RAM, mostly for PyTorch
+GPU_MEMORY_PER_WORKER = 6 * 2**30  # bytes: its CUDA context, and one evaluation of a large network
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,10 @@ def compile_in_parallel(jobs: Sequence[Job]) -> Generator[int, None, None]:
 def _worker_count(jobs: int, device: torch.device) -> int:
     if torch.distributed.is_initialized():  # the code of processes that train together communicates
         return 0
-    memory = min(available_memory(), available_memory(device)) // MEMORY_PER_WORKER
-    return min(jobs, cpu_count() // CORES_PER_WORKER, memory)
+    limits = [jobs, cpu_count() // CORES_PER_WORKER, available_memory() // MEMORY_PER_WORKER]
+    if device.type == "cuda":
+        limits.append(available_memory(device) // GPU_MEMORY_PER_WORKER)
+    return min(limits)
 
 
 class _Workers:
