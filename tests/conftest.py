@@ -62,8 +62,8 @@ def _one_thread_and_fixed_seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_compile_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile in this process, whatever the number of cores."""
-    monkeypatch.setattr(compile_worker, "cpu_count", lambda: 1)
+    """Compile without parallel processes, in those that tests start too."""
+    monkeypatch.setenv(compile_worker.WORKER_VARIABLE, "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,6 +15,16 @@ def test_measures_an_empty_and_a_filled_cache(run_script):
     assert start.format_result(result).count("first iteration") == 2
 
 
+def test_compilation_is_timed(monkeypatch):
+    now = iter([10.0, 13.0, 20.0, 21.0])
+    monkeypatch.setattr(start.time, "monotonic", lambda: next(now))
+    timer = start.CompilationTimer()
+    for task in ("compiling", "features"):
+        with timer.progress(task, 5, "parts") as advance:
+            advance(1)
+    assert timer.seconds == 3
+
+
 def test_bad_input(run_script):
     answer = run_script("start.py", "digits", *TINY, "train.cooldown=2")
     assert (answer.code, answer.out) == (2, "")

@@ -1,9 +1,15 @@
+import copyreg
 import os
+import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
+import torch._functorch.config
+import torch._inductor.config
+import torch.compiler.config
 
 from dualmcmc.engine import compiler
 
@@ -57,3 +63,71 @@ def test_deterministic_runs_are_compiled_without_autotuning(device, deterministi
 )
 def test_compile_error_names_the_cause(text, expected):
     assert compiler.compile_error(RuntimeError(text)) == expected
+
+
+def named() -> bool:
+    """Whether memory formats are pickled by name."""
+    return b"_memory_format" in pickle.dumps(copyreg.dispatch_table.get(torch.memory_format))
+
+
+def test_keys_of_the_cache_do_not_depend_on_imports():
+    """`pickle` names a memory format after the first module with an attribute `torch`."""
+    with compiler.caching():
+        data = pickle.dumps(torch.channels_last)
+        assert b"dualmcmc" in data
+        assert pickle.loads(data) is torch.channels_last
+        assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions is True
+    assert torch.memory_format not in copyreg.dispatch_table
+    assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions is False
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        (torch._inductor.config, "fx_graph_cache", False),
+        (torch._functorch.config, "enable_autograd_cache", False),
+        (torch.compiler.config, "force_disable_caches", True),
+    ],
+)
+def test_caches_compiled_code(config, name, value):
+    if not hasattr(config, name):
+        pytest.skip("this PyTorch has it elsewhere")
+    assert compiler.caches_compiled_code()
+    with config.patch(name, value):
+        assert not compiler.caches_compiled_code()
+    assert compiler.caches_compiled_code()
+
+
+def test_caching_restores_what_it_changes(monkeypatch):
+    """In whatever order blocks end, and with another entry."""
+    monkeypatch.setitem(copyreg.dispatch_table, torch.memory_format, str)
+    first, second = compiler.caching(), compiler.caching()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert named()
+    second.__exit__(None, None, None)
+    assert copyreg.dispatch_table[torch.memory_format] is str
+    with pytest.raises(ZeroDivisionError), compiler.caching(), compiler.caching():
+        1 / 0  # noqa: B018
+    assert copyreg.dispatch_table[torch.memory_format] is str
+
+
+def test_caching_in_threads():
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with compiler.caching():
+            entered.set()
+            leave.wait(60)
+            found.append(named())
+
+    found: list[bool] = []
+    thread = threading.Thread(target=hold)
+    with compiler.caching():
+        thread.start()
+        assert entered.wait(60)
+    leave.set()
+    thread.join()
+    assert found == [True]
+    assert torch.memory_format not in copyreg.dispatch_table

@@ -68,6 +68,7 @@ def assert_equal(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
 def test_takes_from_the_cache_what_other_processes_have_compiled(monkeypatch, tmp_path, precision):
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.delenv(compile_worker.WORKER_VARIABLE)
     monkeypatch.setattr(compile_worker, "cpu_count", lambda: 4)
     torch._dynamo.reset()
     counters.clear()

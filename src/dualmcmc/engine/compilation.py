@@ -14,7 +14,7 @@ from dualmcmc.engine.compiler import caching, compile_error
 from dualmcmc.engine.executor import Executor, Mode
 from dualmcmc.methods.terms import energy_images
 from dualmcmc.nets import Trio
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import Advance, ProgressFactory, no_progress
 
 Task = tuple[Executor, Mode, Tensor]  # a network, a mode, an input of the right shape
 
@@ -71,12 +71,7 @@ def _compile(
     try:
         with progress("compiling", len(parts), "parts") as advance, warnings.catch_warnings(), caching():
             warnings.simplefilter("ignore")
-            jobs = [Job.of(*part, deterministic) for part in parts]
-            with closing(compile_in_parallel(jobs)) as order:
-                for index in order:
-                    net, mode, inputs = parts[index]
-                    net.compile_ahead(mode, inputs)
-                    advance(1)
+            _compile_parts(parts, deterministic, advance)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler and its tools may raise anything
@@ -84,3 +79,23 @@ def _compile(
             net.disable_compilation()
         return compile_error(error)
     return None
+
+
+def _compile_parts(parts: list[Task], deterministic: bool, advance: Advance) -> None:
+    """Compile parts; if memory runs out while other processes compile too, the rest without them."""
+    left = dict(enumerate(parts))
+
+    def compile_part(index: int) -> None:
+        net, mode, inputs = left[index]
+        net.compile_ahead(mode, inputs)
+        del left[index]
+        advance(1)
+
+    with closing(compile_in_parallel([Job.of(*part, deterministic) for part in parts])) as order:
+        for index in order:
+            try:
+                compile_part(index)
+            except torch.OutOfMemoryError:
+                break
+    for index in list(left):
+        compile_part(index)

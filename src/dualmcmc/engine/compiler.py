@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ CACHE_IS_OURS = CACHE_VARIABLE not in os.environ  # checked at import: torch set
 
 
 def make_compiler(device: torch.device, deterministic: bool) -> Callable[..., Callable]:
-    """torch.compile with our options; compiled code is cached for the next run."""
+    """A compiler for this device; `deterministic`: what it produces does not depend on timing."""
     if CACHE_IS_OURS:
         os.environ[CACHE_VARIABLE] = str(_own_cache())
     import torch._dynamo
@@ -50,6 +51,18 @@ def _own_cache() -> Path:
     return cache_folder() / "compiled"
 
 
+def caches_compiled_code() -> bool:
+    """Whether PyTorch's compiler uses its cache on disk."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    configs = torch._inductor.config, getattr(torch.compiler, "config", None)  # older and newer PyTorch
+    disabled = any(getattr(config, "force_disable_caches", False) for config in configs)
+    return bool(
+        torch._inductor.config.fx_graph_cache and torch._functorch.config.enable_autograd_cache and not disabled
+    )
+
+
 @contextmanager
 def caching() -> Iterator[None]:
     """Let PyTorch find in its cache what any process has compiled.
@@ -59,16 +72,37 @@ def caching() -> Iterator[None]:
     """
     import torch._functorch.config as config
 
-    table, before = copyreg.dispatch_table, copyreg.dispatch_table.get(torch.memory_format)
-    table[torch.memory_format] = _reduce_memory_format
     name = "autograd_cache_allow_custom_autograd_functions"
-    try:
-        with config.patch(name, True) if hasattr(config, name) else nullcontext():
-            yield
-    finally:
-        del table[torch.memory_format]
-        if before is not None:
-            table[torch.memory_format] = before
+    patch = config.patch(name, True) if hasattr(config, name) else nullcontext()
+    with patch, _MEMORY_FORMATS:
+        yield
+
+
+class _NamedMemoryFormats:
+    """During the block, in any thread, memory formats are pickled by their names."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._blocks == 0:
+                self._before = copyreg.dispatch_table.get(torch.memory_format)
+                copyreg.dispatch_table[torch.memory_format] = _reduce_memory_format
+            self._blocks += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0:
+                del copyreg.dispatch_table[torch.memory_format]
+                if self._before is not None:
+                    copyreg.dispatch_table[torch.memory_format] = self._before
+
+
+_MEMORY_FORMATS = _NamedMemoryFormats()
 
 
 def _reduce_memory_format(value: torch.memory_format) -> tuple[Callable, tuple[str]]:

@@ -52,12 +52,13 @@ class Executor(nn.Module):
         super().__init__()
         self.micro_batch = micro_batch
         self._nets = (net,)  # in a tuple, so that its parameters are not registered here
-        bare = bare_layers(net, dtype)
-        self._names = [name for name, _ in bare.module.named_parameters()]
-        self._tracked = [name for name in bare.module.state_dict() if name not in self._names]  # BatchNorm statistics
-        self._bare = bare, bare.without_tracking()
-        self._eager = self._bare[0].function(), self._bare[1].function()
+        self._bare = bare_layers(net, dtype)
+        self._bare_in_chain = self._bare.without_tracking()
+        self._eager = self._bare.function(), self._bare_in_chain.function()
         self._train, self._chain = self._eager if compiler is None else map(compiler, self._eager)
+        bare = self._bare.module
+        self._names = [name for name, _ in bare.named_parameters()]
+        self._tracked = [name for name in bare.state_dict() if name not in self._names]  # BatchNorm statistics
         self._frozen_state: tuple[Tensors, Tensors] | None = None
         self._recomputing = False
         self._compiled: set[tuple[Mode, int]] = set()  # mode and batch size
@@ -80,7 +81,7 @@ class Executor(nn.Module):
         with torch.no_grad(), frozen(self._nets[0]):
             # Detached: compiled layers compute every gradient that any of their inputs requires.
             weights = {name: weight.detach() for name, weight in self._weights().items()}
-            self._frozen_state = self._bare[0].cast(weights), self._buffers_of_net()
+            self._frozen_state = self._bare.cast(weights), self._buffers_of_net()
         try:
             yield self
         finally:
@@ -99,8 +100,8 @@ class Executor(nn.Module):
         """Compile for this mode and inputs like `x`. Changes no state."""
         layers = self._train if mode is Mode.TRAIN else self._chain
         for part in self.to_compile(mode, x):
-            self._compiled.add((mode, len(part)))
             trigger(layers, mode, self.arguments(mode, part))
+            self._compiled.add((mode, len(part)))
 
     def is_compiled(self, mode: Mode, x: Tensor) -> bool:
         """Whether inputs like `x` run compiled in this mode."""
@@ -108,7 +109,7 @@ class Executor(nn.Module):
 
     def bare(self, mode: Mode) -> BareLayers:
         """The layers that run in this mode."""
-        return self._bare[mode is not Mode.TRAIN]
+        return self._bare if mode is Mode.TRAIN else self._bare_in_chain
 
     def arguments(self, mode: Mode, x: Tensor) -> Arguments:
         """What the layers are called with for `x` in this mode; buffers are copies."""

@@ -29,7 +29,7 @@ Layers = Callable[[Tensors, Tensors, Tensor], Any]  # (weights, buffers, x) -> t
 
 @dataclass(frozen=True)
 class BareLayers:
-    """The layers of a network without weights, as data that another process can receive."""
+    """The layers of a network with empty weights, as data that another process can receive."""
 
     module: nn.Module
     convolutions: frozenset[str]  # their parameters, which are cast

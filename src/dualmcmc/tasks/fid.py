@@ -69,6 +69,8 @@ def load_features(
             f"'{path}' is not a published Inception file (SHA-256 {checksum[:16]}...): 'dualmcmc data fetch inception' "
             "downloads one. If it is your own TorchScript module, which is code, add --trust-inception."
         )
+    if precision != "float32":
+        raise UserError(f"precision={precision} is for FID's own network; leave it out for '{path}'.")
     try:
         net = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
         with torch.no_grad():
