@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
 
 from dualmcmc import config_io
 from dualmcmc.config import Config
@@ -52,6 +56,14 @@ def load_config(args: argparse.Namespace, defaults: Sequence[str] = ()) -> Confi
     if "=" in args.target:  # a setting: no target was named
         return config_io.load_config("digits", [*defaults, args.target, *args.settings])
     return config_io.load_config(args.target, args.settings)
+
+
+def train_on_noise(config: Config, iterations: int, log_every: int, images: int) -> tuple[Config, Tensor]:
+    """The settings to train for `iterations` on random data like the config's own, saving once, and the data."""
+    count, data = config.train.batch * iterations, config.data
+    schedule = replace(config.train, images=count, save_every=count, sample_every=count, log_every=log_every)
+    values = torch.randint(0, 256, (max(images, config.train.batch), *data.sample_shape), dtype=torch.uint8)
+    return replace(config, train=schedule, data=replace(data, source="custom")), values
 
 
 def notify(text: str) -> None:

@@ -9,12 +9,10 @@ all rounds but the first interval of each, which compiles.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import common
@@ -29,13 +27,7 @@ IMAGES, INTERVALS = 5_000, 10
 
 def measure(config: Config, device: str, iterations: int, rounds: int) -> dict[str, Any]:
     """Iterations per second of both, and their ratio."""
-    data = config.data
-    images = torch.randint(0, 256, (IMAGES, *data.sample_shape), dtype=torch.uint8)
-    count = config.train.batch * iterations
-    schedule = replace(
-        config.train, images=count, save_every=count, sample_every=count, log_every=max(1, iterations // INTERVALS)
-    )
-    config = replace(config, train=schedule, data=replace(data, source="custom"))
+    config, images = common.train_on_noise(config, iterations, max(1, iterations // INTERVALS), IMAGES)
     rates: dict[str, list[float]] = {"settings": [], "passed": []}
     engines: dict[str, str] = {}
     for number in range(rounds):

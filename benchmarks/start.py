@@ -16,13 +16,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 START = time.monotonic()
-
-import torch  # noqa: E402
 
 import common  # noqa: E402
 from dualmcmc.bench import timing  # noqa: E402
@@ -57,10 +54,7 @@ class CompilationTimer(Reporter):
 def start_training(config: Config, device: str) -> dict[str, Any]:
     """Train for a few iterations: the seconds of imports and compilation, and until iterations have finished."""
     imported = time.monotonic() - START
-    data, count = config.data, config.train.batch * ITERATIONS
-    images = torch.randint(0, 256, (max(IMAGES, config.train.batch), *data.sample_shape), dtype=torch.uint8)
-    schedule = replace(config.train, images=count, save_every=count, sample_every=count, log_every=1)
-    config = replace(config, train=schedule, data=replace(data, source="custom"))
+    config, images = common.train_on_noise(config, ITERATIONS, 1, IMAGES)
     finished: list[float] = []
     timer = CompilationTimer()
     with tempfile.TemporaryDirectory() as folder:

@@ -72,6 +72,10 @@ def test_unknown_networks_need_trust(tmp_path):
     path = own_network(tmp_path / "mine.pt")
     with pytest.raises(UserError, match=r"not a published Inception file .* --trust-inception"):
         load_features(path)
+    with pytest.raises(UserError, match="precision=float16 is for FID's own network"):
+        load_features(path, trust=True, precision="float16")
+    with pytest.raises(UserError, match="precision must be one of float32, tf32, float16, not 'half'"):
+        load_features(path, trust=True, precision="half")
     mine = load_features(path, trust=True)
     assert (mine.standard, mine.dimension, mine.metric_name) == (False, 48, "frechet_custom_network")
     x = random_images(3)
@@ -161,7 +165,7 @@ def test_statistics_are_cached(images, cache):
     assert path.name.startswith("mine-8-center-")
 
 
-@pytest.mark.parametrize("change", ["crop", "size", "source", "pixels", "network"])
+@pytest.mark.parametrize("change", ["crop", "size", "source", "pixels", "network", "precision"])
 def test_cache_key(images, change):
     features = tiny_features()
     reference_features(images, WHAT, features)
@@ -174,6 +178,8 @@ def test_cache_key(images, change):
         images = MemoryStore(changed)
     if change == "network":
         features = tiny_features("another")
+    if change == "precision":
+        features.precision = "float16"
     assert reference_features(images, what, features)[1] == "computed"
 
 

@@ -186,7 +186,13 @@ def _with_std(numbers: dict[str, float], name: str) -> str:
 
 
 def _network_facts(features: Any) -> dict[str, Any] | None:
-    return None if features is None else {"sha256": features.checksum, "standard": features.standard}
+    if features is None:
+        return None
+    return {
+        "sha256": features.checksum,
+        "standard": features.standard,
+        "precision": features.precision,
+    }
 
 
 def fid(

@@ -65,7 +65,7 @@ class Executor(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """net(x)."""
-        x = x.contiguous().view(-1).view(x.shape)  # one input layout, even of greyscale images: one compilation
+        x = x.contiguous().flatten().view(x.shape)  # one input layout, even of greyscale images: one compilation
         weights, buffers = self._frozen_state or (self._weights(), self._buffers_of_net())
         parts = x.split(self.micro_batch or len(x))
         if len(parts) == 1:

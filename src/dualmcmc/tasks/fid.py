@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.metrics.fid import Moments, frechet_distance
 from dualmcmc.metrics.inception import FEATURE_DIM, INPUT_SIZE, FeatureExtractor, Inception, Precision, from_tensors
 from dualmcmc.tasks.inputs import conversion_notes, parse_dataset
-from dualmcmc.utils.errors import UserError, first_line
+from dualmcmc.utils.errors import UserError, first_line, sanitize
 from dualmcmc.utils.files import atomic, cache_folder, make_folder
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 
@@ -55,7 +55,12 @@ def load_features(
 
     With `trust`, `path` may be any TorchScript module from (N, 3, 299, 299) floats, (pixel - 128) / 128, to (N, D).
     Such a module is code: trust only your own. Results of other networks are not called FID.
+
+    `precision` of the network's convolutions: float32, or faster ones whose effect on FID is not yet known well enough
+    (benchmarks/inception.py measures it).
     """
+    if precision not in get_args(Precision):
+        raise UserError(f"precision must be one of {', '.join(get_args(Precision))}, not '{sanitize(str(precision))}'.")
     path, trust = (inception_weights.find(), False) if path is None else (Path(path), trust)
     if not path.is_file():
         raise UserError(f"'{path}' does not exist.")
@@ -233,6 +238,7 @@ def statistics_key(what: Mapping[str, Any], images: int, pixels: str, features: 
         "pixels": pixels,
         "network": RELEASE if features.standard else features.checksum,  # both files of FID's network are the same
         "method": METHOD,
+        **({} if features.precision == "float32" else {"precision": features.precision}),
     }
 
 
