@@ -33,6 +33,7 @@ PAIRS = (
     ("generator", "EBM"),
     ("train, first half", "train, second half"),
 )
+WIDTH = 64  # of the table's first column
 
 
 def gather_images(run: Run, count: int, progress: ProgressFactory = no_progress) -> dict[str, Tensor]:
@@ -63,10 +64,14 @@ def moments(images: Tensor, features: FeatureExtractor) -> tuple[Moments, float]
 def measure(
     run: Run, extractors: Sequence[FeatureExtractor], count: int, progress: ProgressFactory = no_progress
 ) -> dict[str, Any]:
-    """Images per second and the distance of each pair of sets, per extractor; the first is the reference."""
+    """Images per second and the distance of each pair of sets, per extractor; the first is the reference.
+
+    "mixed" are the distances if only the first set of a pair is evaluated in this precision.
+    """
     sets = gather_images(run, count, progress)
     pairs = [pair for pair in PAIRS if sets.keys() >= set(pair)]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    reference: dict[str, Moments] = {}
     for features in extractors:
         moments(sets["train"][: 2 * BATCH], features)  # warm-up
         measured = {}
@@ -76,8 +81,15 @@ def measure(
                 measured[name], spent = moments(images, features)
                 total, seconds = total + len(images), seconds + spent
                 advance(len(images))
-        distances = {" - ".join(pair): frechet_distance(*(measured[name] for name in pair)) for pair in pairs}
-        rows.append({"precision": features.precision, "images_per_second": total / seconds, "distances": distances})
+        reference = reference or measured
+        rows.append(
+            {
+                "precision": features.precision,
+                "images_per_second": total / seconds,
+                "distances": {f"{a} - {b}": frechet_distance(measured[a], measured[b]) for a, b in pairs},
+                "mixed": {f"{a} - {b}": frechet_distance(measured[a], reference[b]) for a, b in pairs},
+            }
+        )
     return {
         **timing.describe(run.config, run.device),
         "weights": run.source,
@@ -91,11 +103,12 @@ def format_result(result: dict[str, Any]) -> str:
     """The result as a table."""
     reference = result["rows"][0]
     lines = [f"{result['samples']:,} images per set, {timing.format_environment(result)}"]
-    lines.append(" ".join([f"{'':<42}", *(f"{row['precision']:>12}" for row in result["rows"])]))
-    lines.append(" ".join([f"{'images/s':<42}", *(f"{row['images_per_second']:12,.0f}" for row in result["rows"])]))
-    for pair, value in reference["distances"].items():
-        differences = [f"{row['distances'][pair] - value:+12.5f}" for row in result["rows"][1:]]
-        lines.append(" ".join([f"{result['metric'] + ' ' + pair:<42}", f"{value:12.5f}", *differences]))
+    lines.append(" ".join([f"{'':<{WIDTH}}", *(f"{row['precision']:>12}" for row in result["rows"])]))
+    lines.append(" ".join([f"{'images/s':<{WIDTH}}", *(f"{row['images_per_second']:12,.0f}" for row in result["rows"])]))
+    for kind, note in (("distances", ""), ("mixed", f", second in {reference['precision']}")):
+        for pair, value in reference[kind].items():
+            differences = [f"{row[kind][pair] - value:+12.5f}" for row in result["rows"][1:]]
+            lines.append(" ".join([f"{result['metric'] + ' ' + pair + note:<{WIDTH}}", f"{value:12.5f}", *differences]))
     return "\n".join(lines)
 
 

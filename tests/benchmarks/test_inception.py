@@ -24,8 +24,11 @@ def test_compares_precisions(finished_run):
     for pair, value in exact["distances"].items():
         assert rounded["distances"][pair] == pytest.approx(value, abs=1e-3)
         assert rounded["distances"][pair] != value
+        assert rounded["mixed"][pair] == pytest.approx(value, abs=1e-3)
+        assert rounded["mixed"][pair] not in (value, rounded["distances"][pair])
+    assert exact["mixed"] == exact["distances"]
     lines = inception.format_result(result).splitlines()
-    assert len(lines) == 3 + 5
+    assert len(lines) == 3 + 2 * 5
     assert f"{exact['distances']['test - train']:.5f}" in lines[3]
 
 

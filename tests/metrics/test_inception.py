@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dualmcmc.metrics.inception import FeatureExtractor, from_tensors, layer_names, resize_as_tensorflow
+from dualmcmc.metrics.inception import FeatureExtractor, PooledConvReLU, from_tensors, layer_names, resize_as_tensorflow
 from tests.networks import Tiny, random_layers
 
 
@@ -81,7 +81,8 @@ def net(layers):
 def test_batchnorm_is_folded_into_convolutions(net, layers):
     for conv, (weight, beta, mean, variance) in zip(net.convolutions(), layers, strict=True):
         x = torch.randn(1, weight.shape[1], 9, 9)
-        convolved = F.conv2d(x, weight, None, conv.stride, conv.padding)
+        pooled = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) if isinstance(conv, PooledConvReLU) else x
+        convolved = F.conv2d(pooled, weight, None, conv.stride, conv.padding)
         expected = F.relu(F.batch_norm(convolved, mean, variance, None, beta, eps=0.001))
         assert torch.allclose(conv(x), expected, atol=1e-4)
 

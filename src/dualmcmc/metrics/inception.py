@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dualmcmc.utils.device import NumericSettings, exact_float32
 from dualmcmc.utils.progress import Advance
@@ -56,8 +57,12 @@ def _convs(in_channels: int, *layers: tuple[int, _Size]) -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-def _average_pool(in_channels: int, channels: int) -> nn.Sequential:
-    return nn.Sequential(nn.AvgPool2d(3, 1, 1, count_include_pad=False), _conv(in_channels, channels, 1))
+class PooledConvReLU(ConvReLU):
+    """3x3 average pool, 1x1 convolution, ReLU; the pool comes second, where there are fewer channels."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        x = functional.conv2d(x, self.weight, self.bias)
+        return functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False).relu_()
 
 
 # Blocks A to E, as torchvision calls them.
@@ -69,7 +74,7 @@ def _block_a(in_channels: int, pool_channels: int) -> Branches:
             _conv(in_channels, 64, 1),
             _convs(in_channels, (48, 1), (64, 5)),
             _convs(in_channels, (64, 1), (96, 3), (96, 3)),
-            _average_pool(in_channels, pool_channels),
+            PooledConvReLU(in_channels, pool_channels, 1),
         ]
     )
 
@@ -90,7 +95,7 @@ def _block_c(c: int) -> Branches:
             _conv(768, 192, 1),
             _convs(768, (c, 1), (c, (1, 7)), (192, (7, 1))),
             _convs(768, (c, 1), (c, (7, 1)), (c, (1, 7)), (c, (7, 1)), (192, (1, 7))),
-            _average_pool(768, 192),
+            PooledConvReLU(768, 192, 1),
         ]
     )
 
@@ -105,7 +110,7 @@ def _block_d() -> Branches:
     )
 
 
-def _block_e(in_channels: int, pool: nn.Module) -> Branches:
+def _block_e(in_channels: int, pooled: nn.Module) -> Branches:
     def fork() -> Branches:
         return Branches([_conv(384, 384, (1, 3)), _conv(384, 384, (3, 1))])
 
@@ -114,7 +119,7 @@ def _block_e(in_channels: int, pool: nn.Module) -> Branches:
             _conv(in_channels, 320, 1),
             nn.Sequential(_conv(in_channels, 384, 1), fork()),
             nn.Sequential(_conv(in_channels, 448, 1), _conv(448, 384, 3), fork()),
-            nn.Sequential(pool, _conv(in_channels, 192, 1)),
+            pooled,
         ]
     )
 
@@ -143,8 +148,8 @@ class Inception(nn.Module):
             _block_c(160),
             _block_c(192),
             _block_d(),
-            _block_e(1280, nn.AvgPool2d(3, 1, 1, count_include_pad=False)),
-            _block_e(2048, nn.MaxPool2d(3, 1, 1)),
+            _block_e(1280, PooledConvReLU(1280, 192, 1)),
+            _block_e(2048, nn.Sequential(nn.MaxPool2d(3, 1, 1), _conv(2048, 192, 1))),
         )
         self.register_buffer("head", head)
 
