@@ -32,7 +32,7 @@ _MODULES = {
     "Losses": "dualmcmc.methods",
     "Optimizers": "dualmcmc.methods",
     "dual_mcmc": "dualmcmc.methods.dual_mcmc",
-    "step": "dualmcmc.methods.dual_mcmc",
+    "step": "dualmcmc.methods",
     "Gaussian": "dualmcmc.nets",
     "Trio": "dualmcmc.nets",
     "train": "dualmcmc.engine.trainer",
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from dualmcmc.config_io import load_config
     from dualmcmc.engine.trainer import train
     from dualmcmc.langevin import Trace, revise_x, revise_z
-    from dualmcmc.methods import Losses, Optimizers
-    from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+    from dualmcmc.methods import Losses, Optimizers, step
+    from dualmcmc.methods.dual_mcmc import dual_mcmc
     from dualmcmc.nets import Gaussian, Trio
     from dualmcmc.report.doctor import doctor
     from dualmcmc.report.page import write_report

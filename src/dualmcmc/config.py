@@ -46,6 +46,20 @@ DatasetName = Literal[
 Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba148", "celeba178"]
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+MethodName = Literal[
+    "dual-mcmc", "cooperative", "amortized", "triangle", "no-mcmc", "short-run", "vae", "wae", "sr-abp",
+]  # fmt: skip
+NETWORKS: dict[MethodName, tuple[str, ...]] = {  # that each method trains
+    "dual-mcmc": ("energy", "generator", "inference"),
+    "cooperative": ("energy", "generator"),
+    "amortized": ("energy", "generator", "inference"),
+    "triangle": ("energy", "generator", "inference"),
+    "no-mcmc": ("energy", "generator"),
+    "short-run": ("energy",),
+    "vae": ("generator", "inference"),
+    "wae": ("generator", "inference"),
+    "sr-abp": ("generator",),
+}
 
 
 class Settings(Tree):
@@ -300,6 +314,11 @@ class Teaching(Settings):
     z_chain: Chain = group(
         Chain, "T_z: revises inferred latents on the generator's posterior", steps=10, step_size=0.005
     )
+    z_start: Literal["inference", "prior"] = setting(
+        "inference",
+        "dual-mcmc: initial state of the z-chain; inference: a draw of q(z|x), prior: of N(0, I), without an inference "
+        "model (the paper's ablation)",
+    )
     start_noise: float = setting(
         0.0, "noise on the x-chain's initial state g(z); sigma: sample p(x|z), 0: the authors", ge=0
     )
@@ -334,6 +353,16 @@ class Teaching(Settings):
     inference_sample_weight: float = setting(
         1.0, "weight of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0
     )
+
+    latent_weight: float = setting(1.0, "vae, amortized, triangle: weight of the KL term; wae: of the MMD", ge=0)
+    entropy_weight: float = setting(1.0, "no-mcmc: weight of the generator's entropy", ge=0)
+    entropy_samples: int = setting(20, "no-mcmc: latents per image that estimate the entropy's gradient", ge=1, le=1024)
+    entropy_spread: float = setting(0.1, "no-mcmc: standard deviation of these latents around the image's own", gt=0)
+
+    def with_short_chains(self, steps: int) -> Teaching:
+        """The same with chains of at most so many steps."""
+        x_chain, z_chain = (replace(chain, steps=min(steps, chain.steps)) for chain in (self.x_chain, self.z_chain))
+        return replace(self, x_chain=x_chain, z_chain=z_chain)
 
     def at(self, images: int) -> Teaching:
         """The settings after `images` images: `energy_augment` as far as the ramp has raised it."""
@@ -468,6 +497,7 @@ class Config(Settings):
     preset: str = setting("", "preset this config is based on")
     description: str = setting("", "what this experiment is")
     seed: int = setting(0, "seed of initial weights, data order and all noise", ge=0, lt=2**63)
+    method: MethodName = setting("dual-mcmc", "learning rule; docs/methods.md describes each")
     data: Data = group(Data, Data.__doc__ or "")
     nets: Nets = group(Nets, Nets.__doc__ or "")
     teaching: Teaching = group(Teaching, Teaching.__doc__ or "")
@@ -482,6 +512,8 @@ class Config(Settings):
         super().__post_init__()
         teaching, data = self.teaching, self.data
         is_image, shape = data.is_image, data.sample_shape
+        if teaching.z_start == "prior" and self.method != "dual-mcmc":
+            raise UserError(f"teaching.z_start=prior is for method=dual-mcmc, not for method={self.method}.")
         if teaching.energy_augment > 0 and not (is_image and shape[1] == shape[2]):
             raise UserError("teaching.energy_augment is for square images.")
         if teaching.energy_consistency > 0 and not is_image:
@@ -489,6 +521,12 @@ class Config(Settings):
         if teaching.energy_consistency > 0 and teaching.energy_shift >= min(shape[1:]):
             what = f"data.size={data.size}" if data.shape is None else f"the sides of the images, {shape[1:]}"
             raise UserError(f"teaching.energy_shift={teaching.energy_shift} must be smaller than {what}.")
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks that the method trains."""
+        without_inference = self.method == "dual-mcmc" and self.teaching.z_start == "prior"
+        return tuple(name for name in NETWORKS[self.method] if not (without_inference and name == "inference"))
 
     @property
     def sampling_chain(self) -> Chain:

@@ -6,7 +6,7 @@ import torch
 from dualmcmc import config_io, rng
 from dualmcmc.bench.reference import Reference
 from dualmcmc.bench.step import build_reference, build_state
-from dualmcmc.methods.dual_mcmc import step
+from dualmcmc.methods import step
 from dualmcmc.nets import build
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from dualmcmc.engine import plan
 from dualmcmc.engine.compilation import compile_for_training
 from dualmcmc.engine.plan import build_executors, resolve_plan
 from dualmcmc.engine.state import TrainState
-from dualmcmc.methods.dual_mcmc import step
+from dualmcmc.methods import step
 from dualmcmc.nets import build
 from tests.conftest import tiny
 
@@ -57,7 +57,7 @@ def test_compile_for_training(monkeypatch, overrides, count):
     executors = build_executors(build(config).train(), config, resolve_plan(config.engine, CPU))
     assert compile_for_training(executors, config, 4, CPU, progress) is None
     assert seen == [("compiling", count, "parts"), *[1] * count]
-    assert calls == [4, 4, 8, 4, 4, 4][:count]  # E is trained on pairs
+    assert sorted(calls) == [*[4] * (count - 1), 8]  # E is trained on pairs
     assert compile_for_training(executors, config, 4, CPU, progress) is None
     assert len(calls) == count  # nothing left to compile
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 from dualmcmc.config import Chain, Teaching
-from dualmcmc.methods import Optimizers
-from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+from dualmcmc.methods import Optimizers, step
+from dualmcmc.methods.dual_mcmc import dual_mcmc
 from dualmcmc.nets import Trio
 
 B, D, X = 6, 3, 5

@@ -26,7 +26,7 @@ from dualmcmc.engine.plan import ExecutionPlan, set_precision
 from dualmcmc.engine.state import TrainState
 from dualmcmc.engine.step import TrainStep
 from dualmcmc.langevin import revise_x, revise_z, squared_error
-from dualmcmc.methods import descend, terms
+from dualmcmc.methods import Losses, terms, update
 from dualmcmc.nets import Gaussian
 from dualmcmc.nets.frozen import frozen
 from dualmcmc.utils.device import exact_float32, format_bytes, set_deterministic
@@ -184,13 +184,13 @@ def _engine_parts(step: TrainStep) -> dict[str, Callable[[], object]]:
 
     def energy() -> None:
         e = terms.paired_energies(nets.energy, x, x_rev, cfg, rng)
-        descend(optimizers.energy, terms.regularize(e.data.mean() - e.sample.mean(), e, cfg))
+        update(optimizers, Losses(energy=terms.regularize(e.data.mean() - e.sample.mean(), e, cfg)))
 
     def generator() -> None:
         w_data, w_sample = terms.generator_weights(cfg)
         x_hat = nets.generator(z)
         data_error, sample_error = squared_error(x, nets.generator(z_rev)).mean(), squared_error(x_rev, x_hat).mean()
-        descend(optimizers.generator, w_data * data_error + w_sample * sample_error)
+        update(optimizers, Losses(generator=w_data * data_error + w_sample * sample_error))
         if cfg.second_x_chain:
             with torch.no_grad(), frozen(nets.generator) as net:
                 net(z)
@@ -198,7 +198,7 @@ def _engine_parts(step: TrainStep) -> dict[str, Callable[[], object]]:
     def inference() -> None:
         q, q_rev = Gaussian(*nets.inference(x)), Gaussian(*nets.inference(x_rev))
         loss = cfg.inference_data_weight * q.nll(z_rev).mean() + cfg.inference_sample_weight * q_rev.nll(z).mean()
-        descend(optimizers.inference, loss)
+        update(optimizers, Losses(inference=loss))
 
     return {
         "x-chain": x_chain,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import torch
 from torch import Tensor
@@ -12,48 +12,56 @@ from dualmcmc.config import Config
 from dualmcmc.engine.compile_worker import Job, compile_in_parallel
 from dualmcmc.engine.compiler import caching, compile_error
 from dualmcmc.engine.executor import Executor, Mode
-from dualmcmc.methods.terms import energy_images
+from dualmcmc.methods import load_method
 from dualmcmc.nets import Trio
+from dualmcmc.rng import make_generator
 from dualmcmc.utils.progress import Advance, ProgressFactory, no_progress
 
 Task = tuple[Executor, Mode, Tensor]  # a network, a mode, an input of the right shape
+SAMPLES = 2  # that show what an iteration evaluates
 
 
 def compile_for_training(
     executors: Trio, config: Config, batch: int, device: torch.device, progress: ProgressFactory = no_progress
 ) -> str | None:
     """Compile everything an iteration on `batch` images needs. On failure all run eagerly; returns the reason."""
-    energy, generator, inference = _as_executors(executors)
-    images, z = _zeros(config, energy_images(config.teaching) * batch, device)
-    x, z = images[:batch], z[:batch]
-    tasks = [
-        (energy, Mode.CHAIN, x),
-        (generator, Mode.CHAIN, z),
-        (energy, Mode.TRAIN, images),
-        (generator, Mode.TRAIN, z),
-        (inference, Mode.TRAIN, x),
+    tasks = _evaluations(executors, config, batch, device)
+    return _compile(_as_executors(executors), tasks, config.train.deterministic, progress)
+
+
+def _evaluations(executors: Trio, config: Config, batch: int, device: torch.device) -> list[Task]:
+    """What an iteration of the method evaluates, found by evaluating its losses on a few zeros, with short chains."""
+    x, z = _zeros(config, SAMPLES, device)
+    method, rng, teaching = load_method(config.method), make_generator(0, device), config.teaching.with_short_chains(1)
+    with ExitStack() as stack:
+        calls = [(net, stack.enter_context(net.recording())) for net in _as_executors(executors)]
+        method.losses(executors, x, z, rng, teaching)
+        if method.after is not None:
+            method.after(executors, x, z, rng, teaching)
+    return [
+        (net, mode, inputs.new_zeros(len(inputs) * batch // SAMPLES, *inputs.shape[1:]))
+        for net, seen in calls
+        for mode, inputs in seen
     ]
-    if config.teaching.second_x_chain:
-        tasks.append((generator, Mode.FROZEN, z))
-    return _compile([energy, generator, inference], tasks, config.train.deterministic, progress)
 
 
 def compile_for_sampling(
     executors: Trio, config: Config, sizes: list[int], z_chain: bool, device: torch.device, progress: ProgressFactory
 ) -> str | None:
     """Compile the x-chain (or z-chain) of a trained run for batches of these sizes; returns as above."""
-    energy, generator, _ = _as_executors(executors)
     tasks: list[Task] = []
     for size in sorted(set(sizes)):
         x, z = _zeros(config, size, device)
-        tasks.append((generator, Mode.FROZEN, z))
-        tasks.append((generator, Mode.CHAIN, z) if z_chain else (energy, Mode.CHAIN, x))
-    return _compile([energy, generator], tasks, config.train.deterministic, progress)
+        if isinstance(executors.generator, Executor):
+            tasks += [(executors.generator, mode, z) for mode in (Mode.FROZEN, Mode.CHAIN)[: 1 + z_chain]]
+        if isinstance(executors.energy, Executor) and not z_chain:
+            tasks.append((executors.energy, Mode.CHAIN, x))
+    return _compile(_as_executors(executors), tasks, config.train.deterministic, progress)
 
 
 def _as_executors(executors: Trio) -> list[Executor]:
     found = [net for net in executors.children() if isinstance(net, Executor)]
-    assert len(found) == 3, "the plan does not compile these networks"
+    assert len(found) == len(list(executors.children())), "the plan does not compile these networks"
     return found
 
 

@@ -7,7 +7,7 @@ weights once and repeats the layers alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from typing import Any
@@ -62,10 +62,14 @@ class Executor(nn.Module):
         self._frozen_state: tuple[Tensors, Tensors] | None = None
         self._recomputing = False
         self._compiled: set[tuple[Mode, int]] = set()  # mode and batch size
+        self._calls: dict[tuple[Mode, int], tuple[Mode, Tensor]] | None = None  # while they are recorded
 
     def forward(self, x: Tensor) -> Any:
         """net(x)."""
         x = x.contiguous().flatten().view(x.shape)  # one input layout, even of greyscale images: one compilation
+        mode = self._mode(x)
+        if self._calls is not None and mode is not None:
+            self._calls[mode, len(x)] = mode, x
         weights, buffers = self._frozen_state or (self._weights(), self._buffers_of_net())
         parts = x.split(self.micro_batch or len(x))
         if len(parts) == 1:
@@ -86,6 +90,15 @@ class Executor(nn.Module):
             yield self
         finally:
             self._frozen_state = None
+
+    @contextmanager
+    def recording(self) -> Iterator[Collection[tuple[Mode, Tensor]]]:
+        """During the block, collect an input of each mode and size that is evaluated."""
+        self._calls = {}
+        try:
+            yield self._calls.values()
+        finally:
+            self._calls = None
 
     def disable_compilation(self) -> None:
         """Run eagerly from now on."""
@@ -126,11 +139,16 @@ class Executor(nn.Module):
 
     def _layers(self, x: Tensor) -> Layers:
         """The compiled layers if there are any for this input, else the eager ones."""
+        compiled = (self._mode(x), len(x)) in self._compiled
         if self._frozen_state is None:
-            compiled = torch.is_grad_enabled() and (Mode.TRAIN, len(x)) in self._compiled
             return self._train if compiled else self._eager[0]
-        mode = Mode.CHAIN if torch.is_grad_enabled() and x.requires_grad else Mode.FROZEN
-        return self._chain if (mode, len(x)) in self._compiled else self._eager[1]
+        return self._chain if compiled else self._eager[1]
+
+    def _mode(self, x: Tensor) -> Mode | None:
+        """What this evaluation is for; None if neither frozen nor with gradients."""
+        if self._frozen_state is None:
+            return Mode.TRAIN if torch.is_grad_enabled() else None
+        return Mode.CHAIN if torch.is_grad_enabled() and x.requires_grad else Mode.FROZEN
 
     def _weights(self) -> Tensors:
         """The weights of the bare layers from net's parameters: normalised, pooling folded in."""

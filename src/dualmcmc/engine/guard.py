@@ -15,7 +15,7 @@ ADVICE = (
 
 
 def check(record: dict[str, float], cfg: Guard) -> None:
-    """Raise `Diverged` if a statistic is not finite, or the energy gap or a displacement exceeds its limit.
+    """Raise `Diverged` if a statistic is not finite, or if the energy gap or a displacement exceeds its limit.
 
     `record` contains means over a window of iterations; a single non-finite value makes its mean non-finite.
     """
@@ -27,7 +27,7 @@ def check(record: dict[str, float], cfg: Guard) -> None:
         ("x_displacement_rms", "the displacement of the x-chain", "max_x_displacement"),
         ("z_displacement_rms", "the displacement of the z-chain", "max_z_displacement"),
     ):
-        if record[name] > getattr(cfg, limit):
+        if record.get(name, 0.0) > getattr(cfg, limit):
             raise Diverged(f"{what} is {record[name]:.4g}, above guard.{limit}={getattr(cfg, limit):g}. {ADVICE}")
 
 

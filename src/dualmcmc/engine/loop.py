@@ -155,7 +155,7 @@ class TrainLoop:
             "images": state.images,
             "seconds": round(state.seconds, 3),
             "iterations_per_second": iterations / elapsed,
-            "lr_energy": state.learning_rates["energy"],
+            **{f"lr_{name}": rate for name, rate in state.learning_rates.items()},
         } | stats
         self.log.stats(self.last_stats)
         guard.check(self.last_stats, self.config.guard)

@@ -35,7 +35,8 @@ class EMA:
 
     def __init__(self, trio: Trio, cfg: Ema) -> None:
         self.trio, self.cfg = trio, cfg
-        names = (["generator"] + ["energy"] * cfg.energy) if cfg.half_life else []
+        averaged = ("generator", "energy") if cfg.energy else ("generator",)
+        names = [name for name, _ in trio.named_children() if cfg.half_life and name in averaged]
         self.nets = nn.ModuleDict(
             {name: copied(trio.get_submodule(name), name).eval().requires_grad_(False) for name in names}
         )
@@ -83,11 +84,8 @@ class TrainState:
         if world.size > 1 and config.engine.sync_batchnorm:
             convert_sync_batchnorm(self.trio)
         optim = config.optim
-        self.optimizers = Optimizers(
-            energy=_adam(self.trio.energy, optim.energy),
-            generator=_adam(self.trio.generator, optim.generator),
-            inference=_adam(self.trio.inference, optim.inference),
-        )
+        self._adams = {name: _adam(net, getattr(optim, name)) for name, net in self.trio.named_children()}
+        self.optimizers = Optimizers(**self._adams)
         self._finite = [name for name, value in self.trio.state_dict().items() if bool(value.isfinite().all())]
         self.ema = EMA(self.trio, config.ema)
         rng.seed_globals(rng.derive_seed(config.seed, rng.Stream.GLOBALS))
@@ -122,7 +120,7 @@ class TrainState:
     def normalize_energy(self, images: ImageStore) -> None:
         """Set E's gains from some of the training images; a new run with `nets.energy_slope` does so once."""
         slope, energy = self.config.nets.energy_slope, self.trio.energy
-        if slope is None:
+        if slope is None or energy is None:
             return
 
         def gains() -> dict[str, torch.Tensor]:
@@ -139,7 +137,7 @@ class TrainState:
         """lr * lr_decay^epoch for each network, times the schedule's factor."""
         train = self.config.train
         factor = self.config.optim.lr_factor(self.images, train.batch, train.images)
-        for name, optimizer in self.optimizers._asdict().items():
+        for name, optimizer in self._adams.items():
             cfg: Adam = getattr(self.config.optim, name)
             lr = self.learning_rates[name] = cfg.lr * cfg.lr_decay**epoch * factor
             for group in optimizer.param_groups:
@@ -185,7 +183,7 @@ class TrainState:
         """Save the full state, enough to resume exactly."""
         tensors = checkpoint.with_prefix("nets", self.trio.state_dict())
         tensors |= checkpoint.with_prefix("ema", self.ema.nets.state_dict())
-        for name, optimizer in self.optimizers._asdict().items():
+        for name, optimizer in self._adams.items():
             tensors |= checkpoint.with_prefix(f"optim.{name}", checkpoint.optimizer_tensors(optimizer))
         rng_tensors, rng_plain = rng.capture(self.rng)
         tensors |= checkpoint.with_prefix("rng", rng_tensors)
@@ -193,7 +191,7 @@ class TrainState:
         checkpoint.save(path, tensors, self._info() | plain)
 
     def save_snapshot(self, path: Path) -> None:
-        """Save the three networks to sample with, averaged if there is an average."""
+        """Save the networks to sample with, averaged if there is an average."""
         info = self._info() | {"ema": sorted(self.ema.nets.keys())}
         checkpoint.save(path, self.ema.sampling_trio().state_dict(), info)
 
@@ -211,7 +209,7 @@ class TrainState:
         checkpoint.load_into(self.trio, checkpoint.strip_prefix("nets", tensors), path)
         checkpoint.load_into(self.ema.nets, checkpoint.strip_prefix("ema", tensors), path)
         try:
-            for name, optimizer in self.optimizers._asdict().items():
+            for name, optimizer in self._adams.items():
                 checkpoint.load_optimizer(optimizer, checkpoint.strip_prefix(f"optim.{name}", tensors))
             self.iteration, self.images, self.rollbacks = (
                 _count(info[name], name, int) for name in ("iteration", "images", "rollbacks")

@@ -24,8 +24,7 @@ from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.executor import uncompiled
 from dualmcmc.engine.plan import ExecutionPlan, build_executors
 from dualmcmc.engine.state import TrainState
-from dualmcmc.methods import Lanes, Stats, sequential
-from dualmcmc.methods.dual_mcmc import dual_mcmc, step
+from dualmcmc.methods import Lanes, Stats, load_method, sequential, step
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import Watched, frozen, unchanged
 from dualmcmc.utils.images import as_float
@@ -66,6 +65,7 @@ class TrainStep:
         self._run: Callable[[], None] = self._update
         self._lanes: Lanes = sequential
         self._teaching = config.teaching.at(state.images)
+        self._method = load_method(config.method)
 
     def prepare(
         self, progress: ProgressFactory = no_progress, notify: Callable[[str], None] = lambda text: None
@@ -124,7 +124,9 @@ class TrainStep:
     def _update(self) -> None:
         """The device's part; can be captured as a CUDA graph."""
         state = self.state
-        stats = step(self._networks, state.optimizers, self._batch(), self._rng, self._teaching, self._lanes)
+        stats = step(
+            self._networks, state.optimizers, self._batch(), self._rng, self._teaching, self._lanes, self._method
+        )
         self.window.add(stats)
         state.ema.update()
 
@@ -170,7 +172,7 @@ class TrainStep:
             stack.enter_context(uncompiled(self.executors))  # no compilation for this alone
             for network in self.executors.children():
                 stack.enter_context(frozen(network))
-            window.add(dual_mcmc(self._interruptible(self.executors), x, z, noise, cfg).stats)
+            window.add(self._method.losses(self._interruptible(self.executors), x, z, noise, cfg).stats)
         return window.read(1, self.world)
 
 
@@ -195,6 +197,8 @@ class StatsWindow:
         assert self._rows is not None, "read() needs an iteration first"
         assert count <= self._length
         rows = world.all_reduce_(self._rows[-count:].clone()).double() / world.size
-        gap = rows[:, self._names.index("energy_gap")].abs().max()  # NaN if any is
-        *means, gap_max = torch.cat([rows.mean(0), gap[None]]).tolist()
-        return dict(zip(self._names, means, strict=True)) | {"energy_gap_max": gap_max}
+        names, values = list(self._names), rows.mean(0)
+        if "energy_gap" in names:
+            largest = rows[:, names.index("energy_gap")].abs().max()  # NaN if any is
+            names, values = [*names, "energy_gap_max"], torch.cat([values, largest[None]])
+        return dict(zip(names, values.tolist(), strict=True))

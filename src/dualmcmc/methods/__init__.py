@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from dualmcmc.config import Teaching
+from dualmcmc.nets import Trio
+from dualmcmc.rng import RandomSource, randn
 
 Stats = dict[str, Tensor]
 Lane = Callable[[], AbstractContextManager[object]]
 Lanes = Callable[[], AbstractContextManager[Lane]]
 
 
-class Losses(NamedTuple):
-    """One scalar per network, each a function of that network's parameters alone, and detached statistics."""
+@dataclass(frozen=True)
+class Losses:
+    """A method's losses, None for those it does not have, and detached statistics.
 
-    energy: Tensor
-    generator: Tensor
-    inference: Tensor
-    stats: Stats
+    `energy`, `generator` and `inference` are functions of that network's parameters alone; `autoencoder` is one of the
+    generator's and the inference model's.
+    """
+
+    energy: Tensor | None = None
+    generator: Tensor | None = None
+    inference: Tensor | None = None
+    stats: Stats = field(default_factory=dict)
+    autoencoder: Tensor | None = None
 
 
 class Optimizers(NamedTuple):
-    """One optimizer per network."""
+    """One optimizer per network, None for a network that the method does not train."""
 
-    energy: torch.optim.Optimizer
-    generator: torch.optim.Optimizer
-    inference: torch.optim.Optimizer
+    energy: torch.optim.Optimizer | None = None
+    generator: torch.optim.Optimizer | None = None
+    inference: torch.optim.Optimizer | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A learning rule.
+
+    `losses(trio, x, z, rng, cfg, lanes)` are its losses for data x (B, ...) and prior draws z (B, d). `after` with the
+    same arguments but `lanes`, if it returns losses, are those of a second update that follows the first.
+    """
+
+    losses: Callable[..., Losses]
+    after: Callable[..., Losses | None] | None = None
 
 
 @contextmanager
@@ -37,10 +61,55 @@ def sequential() -> Iterator[Lane]:
     yield nullcontext
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
-    """One optimizer step; returns the gradient norm."""
-    optimizer.zero_grad(set_to_none=True)
+def load_method(name: str) -> Method:
+    """The method of that name: `METHOD` of the module with its name, such as methods/dual_mcmc.py."""
+    method: Method = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").METHOD
+    return method
+
+
+def step(
+    trio: Trio,
+    optimizers: Optimizers,
+    x: Tensor,
+    rng: RandomSource,
+    cfg: Teaching,
+    lanes: Lanes = sequential,
+    method: Method | str = "dual-mcmc",
+) -> Stats:
+    """One iteration on data x (B, ...): the losses, then one update of each network. Returns the statistics."""
+    rule = load_method(method) if isinstance(method, str) else method
+    z = randn((len(x), cfg.latent_dim), x, rng)
+    losses = rule.losses(trio, x, z, rng, cfg, lanes)
+    stats = losses.stats | update(optimizers, losses, lanes)
+    second = rule.after(trio, x, z, rng, cfg) if rule.after is not None else None
+    return stats if second is None else stats | second.stats | update(optimizers, second)
+
+
+def update(optimizers: Optimizers, losses: Losses, lanes: Lanes = sequential) -> Stats:
+    """One optimizer step for each network with a loss; returns the gradient norms."""
+    norms: Stats = {}
+    with lanes() as lane:
+        for names, loss in (
+            (("energy",), losses.energy),
+            (("generator",), losses.generator),
+            (("inference",), losses.inference),
+            (("generator", "inference"), losses.autoencoder),
+        ):
+            if loss is not None:
+                with lane():
+                    values = descend([getattr(optimizers, name) for name in names], loss)
+                norms |= {f"grad_norm_{name}": value for name, value in zip(names, values, strict=True)}
+    return norms
+
+
+def descend(optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> list[Tensor]:
+    """One step of each optimizer on their common loss; returns the gradient norms."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    optimizer.step()
-    return torch.nn.utils.get_total_norm(gradients)
+    norms = []
+    for optimizer in optimizers:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        optimizer.step()
+        norms.append(torch.nn.utils.get_total_norm(gradients))
+    return norms

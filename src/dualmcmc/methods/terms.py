@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import Network, Trace, energies, revise_x
+from dualmcmc.langevin import Network, Trace, energies, squared_error
 from dualmcmc.methods import Stats
 from dualmcmc.methods.augment import AugmentedEnergy, draw_augmentation
-from dualmcmc.nets import Trio
+from dualmcmc.nets import Gaussian
 from dualmcmc.nets.frozen import frozen
-from dualmcmc.rng import RandomSource, randint, randn_like
+from dualmcmc.rng import RandomSource, rand, randint, randn_like
 
 
 def generator_weights(cfg: Teaching) -> tuple[float, float]:
@@ -47,6 +47,16 @@ def augmented(energy: Network, x: Tensor, cfg: Teaching, rng: RandomSource) -> N
     if cfg.energy_augment == 0:
         return energy
     return AugmentedEnergy(energy, draw_augmentation(x, cfg.energy_augment, rng))
+
+
+def approximate_posterior(inference: Network | None, x: Tensor, z: Tensor) -> Gaussian:
+    """q(z|x); without an inference model the prior, for `z_start` = "prior"."""
+    return Gaussian(torch.zeros_like(z), torch.zeros_like(z)) if inference is None else Gaussian(*inference(x))
+
+
+def mean_slope(x_trace: Trace, x: Tensor) -> Tensor:
+    """The mean of |dE/dx| along the x-chain."""
+    return torch.stack(x_trace.grad_norm).mean() if x_trace.grad_norm else x.new_zeros(())
 
 
 def acceptance(x_trace: Trace, z_trace: Trace | None) -> Stats:
@@ -80,11 +90,6 @@ def paired_energies(energy: Network, x: Tensor, x_rev: Tensor, cfg: Teaching, rn
     return PairedEnergies(data, sample, pairs, shifted[0] if shifted else None)
 
 
-def energy_images(cfg: Teaching) -> int:
-    """How many images E's loss evaluates per image of the batch: data and sample, and both shifted."""
-    return 4 if cfg.energy_consistency > 0 else 2
-
-
 def regularize(loss: Tensor, e: PairedEnergies, cfg: Teaching) -> Tensor:
     """E's loss with its penalties and its weight."""
     if cfg.energy_l2 > 0:
@@ -94,19 +99,41 @@ def regularize(loss: Tensor, e: PairedEnergies, cfg: Teaching) -> Tensor:
     return cfg.energy_weight * loss
 
 
+def contrast(energy: Network, x: Tensor, x_sample: Tensor, cfg: Teaching, rng: RandomSource) -> tuple[Tensor, Stats]:
+    """E's maximum-likelihood loss E(x) - E(x_sample) (Eq. 7) with its penalties and its weight, and its statistics."""
+    e = paired_energies(energy, x, x_sample, cfg, rng)
+    return regularize(e.data.mean() - e.sample.mean(), e, cfg), energy_stats(e)
+
+
+def generate(generator: Network, z: Tensor) -> Tensor:
+    """g(z) without gradients."""
+    with torch.no_grad(), frozen(generator) as function:
+        x: Tensor = function(z)
+        return x
+
+
+def uniform_noise(x: Tensor, rng: RandomSource) -> Tensor:
+    """Uniform on [-1, 1], in the shape of x."""
+    return 2 * rand(x.shape, x, rng) - 1
+
+
+def negative_elbo(
+    generator: Network, inference: Network, x: Tensor, weight: float, cfg: Teaching, rng: RandomSource
+) -> tuple[Tensor, Stats]:
+    """The negative evidence lower bound of x, and its statistics.
+
+    `weight` is that of |x - g(z)|^2, in the bound 1 / (2 sigma^2).
+    """
+    q = Gaussian(*inference(x))
+    error, kl = squared_error(x, generator(q.sample(rng))).mean(), q.kl().mean()
+    stats = {"reconstruction_mse": error.detach() / x[0].numel(), "inference_kl": kl.detach()}
+    return weight * error + cfg.latent_weight * kl, stats
+
+
 def energy_stats(e: PairedEnergies) -> Stats:
     """Mean energies of data and of revised samples, and their gap."""
     data, sample = e.data.mean().detach(), e.sample.mean().detach()
     return {"energy_data": data, "energy_sample": sample, "energy_gap": -(data - sample)}
-
-
-def second_x_chain(trio: Trio, x: Tensor, z: Tensor, cfg: Teaching, rng: RandomSource) -> tuple[Tensor, Stats]:
-    """E's loss on fresh negative samples, from the generator as just updated."""
-    with torch.no_grad(), frozen(trio.generator) as generator:
-        x_start = add_start_noise(generator(z), cfg, rng)
-    x_rev = revise_x(augmented(trio.energy, x_start, cfg, rng), x_start, cfg.x_chain, rng)
-    e = paired_energies(trio.energy, x, x_rev, cfg, rng)
-    return regularize(e.data.mean() - e.sample.mean(), e, cfg), energy_stats(e)
 
 
 def random_shift(images: Tensor, max_pixels: int, rng: RandomSource) -> Tensor:

@@ -21,16 +21,26 @@ class Trio(nn.Module):
     """The three networks trained together. Any modules with these signatures will do.
 
     energy: (B, ...) -> (B,), E(x) = -f(x). generator: (B, d) -> (B, ...), g(z).
-    inference: (B, ...) -> (mean, log_var), (B, d) each.
+    inference: (B, ...) -> (mean, log_var), (B, d) each. A network that the method does not train is None.
     """
 
-    def __init__(self, energy: nn.Module, generator: nn.Module, inference: nn.Module) -> None:
+    energy: nn.Module
+    generator: nn.Module
+    inference: nn.Module
+
+    def __init__(
+        self,
+        energy: nn.Module | None = None,
+        generator: nn.Module | None = None,
+        inference: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.energy, self.generator, self.inference = energy, generator, inference
+        for name, net in (("energy", energy), ("generator", generator), ("inference", inference)):
+            setattr(self, name, net)
 
 
 def build(config: Config) -> Trio:
-    """The networks of a config, initialised from its seed.
+    """The networks of a config that its method trains, initialised from its seed.
 
     With `nets.energy_slope`, `signal.normalize_signal` sets E's gains from a batch of images before training.
     """
@@ -59,7 +69,8 @@ def build(config: Config) -> Trio:
             initialize(net, nets.batchnorm_gain)
         if nets.spectral_norm:
             add_spectral_norm(energy)
-    return Trio(energy, generator, inference)
+    trained = {"energy": energy, "generator": generator, "inference": inference}
+    return Trio(**{name: trained[name] for name in config.networks})
 
 
 def parameter_counts(trio: Trio) -> dict[str, int]:

@@ -26,6 +26,10 @@ class Gaussian(NamedTuple):
         """-log q(z|x) without the constant (d/2) log 2 pi, (B,)."""
         return 0.5 * (self.log_var + (z - self.mean).square() * torch.exp(-self.log_var)).sum(1)
 
+    def kl(self) -> Tensor:
+        """KL(q || N(0, I)), (B,)."""
+        return 0.5 * (self.mean.square() + self.log_var.exp() - 1 - self.log_var).sum(1)
+
 
 class ConvInference(nn.Module):
     """conv3, one stride-2 conv4 per halving (channels double up to 1024), heads for mean and log-variance.
