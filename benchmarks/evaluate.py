@@ -42,9 +42,9 @@ def measure(
         torch.cuda.reset_peak_memory_stats(device)
     parts: dict[str, float] = {}
     start = time.monotonic()
-    generated, revised = sample_features(run, samples, features, progress=progress, seconds=parts)
+    sampled = sample_features(run, samples, features, progress=progress, seconds=parts)
     before = time.monotonic()
-    frechet_distance(generated.moments, revised.moments)
+    frechet_distance(sampled["generator"].moments, sampled["energy"].moments)
     parts["distance"] = time.monotonic() - before
     total = time.monotonic() - start
     return {

@@ -104,7 +104,9 @@ def format_result(result: dict[str, Any]) -> str:
     reference = result["rows"][0]
     lines = [f"{result['samples']:,} images per set, {timing.format_environment(result)}"]
     lines.append(" ".join([f"{'':<{WIDTH}}", *(f"{row['precision']:>12}" for row in result["rows"])]))
-    lines.append(" ".join([f"{'images/s':<{WIDTH}}", *(f"{row['images_per_second']:12,.0f}" for row in result["rows"])]))
+    lines.append(
+        " ".join([f"{'images/s':<{WIDTH}}", *(f"{row['images_per_second']:12,.0f}" for row in result["rows"])])
+    )
     for kind, note in (("distances", ""), ("mixed", f", second in {reference['precision']}")):
         for pair, value in reference[kind].items():
             differences = [f"{row[kind][pair] - value:+12.5f}" for row in result["rows"][1:]]

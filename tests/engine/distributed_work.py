@@ -33,6 +33,8 @@ RUNS = {
     "simple": ("ema.energy=true",),
     "second": ("teaching.second_x_chain=true", "teaching.start_noise=0.1", "engine.micro_batch=4"),
     "synced": ("nets.kind=resnet", "engine.sync_batchnorm=true"),
+    "triangle": ("method=triangle",),
+    "no-mcmc": ("method=no-mcmc", "teaching.entropy_samples=2"),
     "local batchnorm": ("nets.kind=resnet", "train.images=16"),
     "own noise": ("engine.shared_noise=false", "train.images=16"),
 }

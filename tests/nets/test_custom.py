@@ -1,10 +1,11 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from dualmcmc import Trio, UserError
+from dualmcmc import Trio, UserError, load_config
 from dualmcmc.nets import build
 from dualmcmc.nets.custom import as_trio, check_networks, describe_classes, has_gains, require_trainable
 from tests.conftest import tiny
@@ -46,21 +47,38 @@ def nan(layer):
     return layer
 
 
+VECTORS = load_config("vectors")
+
+
+def test_networks_that_the_method_does_not_train():
+    energy, generator, inference = plane_networks().children()
+    config = replace(VECTORS, method="vae")
+    trio = as_trio(Trio(generator=generator, inference=inference), config)
+    assert [name for name, _ in trio.named_children()] == ["generator", "inference"]
+    assert list(as_trio((None, generator, inference), config).children()) == [generator, inference]
+    with pytest.raises(UserError, match=r"does not train networks\.energy: pass None"):
+        as_trio((energy, generator, inference), config)
+    with pytest.raises(UserError, match=r"method=vae trains networks\.inference, which is None"):
+        as_trio(Trio(generator=generator), config)
+    check_networks(trio, torch.randn(3, 2), LATENT_DIM)
+    assert not has_gains(trio)
+
+
 def test_as_trio():
     networks = plane_networks()
-    assert as_trio(networks, 0) is networks
+    assert as_trio(networks, VECTORS) is networks
     parts = list(networks.children())
-    assert list(as_trio(parts, 0).children()) == parts
+    assert list(as_trio(parts, VECTORS).children()) == parts
     for wrong in (parts[:2], [*parts[:2], torch.sin], parts[0], 7, lambda: parts[:2]):
         with pytest.raises(UserError, match="three torch modules"):
-            as_trio(wrong, 0)
+            as_trio(wrong, VECTORS)
     with pytest.raises(UserError, match="TorchScript"):
-        as_trio([torch.jit.script(parts[0]), *parts[1:]], 0)
+        as_trio([torch.jit.script(parts[0]), *parts[1:]], VECTORS)
 
 
 def test_functions_are_seeded():
     before = torch.get_rng_state()
-    first, same, other = (as_trio(plane_networks, seed).state_dict() for seed in (1, 1, 2))
+    first, same, other = (as_trio(plane_networks, replace(VECTORS, seed=seed)).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(value, same[name]) for name, value in first.items())
     assert not torch.equal(first["energy.0.weight"], other["energy.0.weight"])
@@ -73,7 +91,7 @@ def test_subclass_with_another_part():
             self.extra = nn.Linear(1, 1)
 
     parts = list(plane_networks().children())
-    assert list(as_trio(Four(*parts), 0).children()) == parts
+    assert list(as_trio(Four(*parts), VECTORS).children()) == parts
 
 
 def test_classes_are_named():

@@ -122,7 +122,7 @@ def evaluate(
         run,
         result.numbers(),
         _format_evaluation(result, samples, run, skipped),
-        samples=samples if result.generator else 0,
+        samples=samples if result.generator or result.ebm else 0,
         reference=result.reference,
         reconstructed=result.reconstructed,
         data=result.data,
@@ -159,16 +159,19 @@ def _amounts(
 
 def _format_evaluation(result: Evaluation, samples: int, run: Run, skipped: dict[str, str]) -> list[str]:
     lines = []
-    if result.generator and result.reference:
+    kinds = {"generator": result.generator, "EBM": result.ebm}
+    measured = {kind: numbers for kind, numbers in kinds.items() if numbers}
+    if measured and result.reference:
         chain, what = run.config.sampling_chain, result.data
+        x_chain = f"   x-chain: {chain.steps} steps of {chain.step_size:g}" if result.ebm else ""
         lines += [
             f"{samples:,} samples of each kind against {result.reference['images']:,} training images "
             f"({what['source']} {what['split']}, {what['size']}x{what['size']}, crop {what['crop']})",
-            f"{'':<24} {'generator':>12} {'EBM':>12}   x-chain: {chain.steps} steps of {chain.step_size:g}",
+            " ".join([f"{'':<24}", *(f"{kind:>12}" for kind in measured)]) + x_chain,
         ]
-        for name in result.generator:
+        for name in next(iter(measured.values())):
             if not name.endswith("_std"):
-                values = (_with_std(part, name) for part in (result.generator, result.ebm))
+                values = (_with_std(part, name) for part in measured.values())
                 lines.append(f"{METRIC_LABELS.get(name, name):<24} " + " ".join(f"{value:>12}" for value in values))
     found = (result.reconstruction, result.train_reconstruction)
     for (kind, count), by_start in zip(result.reconstructed.items(), found, strict=False):

@@ -55,11 +55,13 @@ def sample(task: RunTask, num: Annotated[int, limit("Number of samples. [default
         with world.fail_together():
             run = task.load(world)
         numbers = draw(run, num, task.out, progress_of(world))
-        lines = [
-            f"{num} samples: generator, and after {run.config.sampling_chain.format_steps()}",
-            f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, displacement "
-            f"{numbers['x_displacement_rms']:.4g} (rms per pixel, range [-1, 1])",
-        ]
+        kinds = [*(["generator"] if run.has("generator") else []), f"after {run.config.sampling_chain.format_steps()}"]
+        lines = [f"{num} samples: {', and '.join(kinds if run.has('energy') else kinds[:1])}"]
+        if numbers:
+            lines.append(
+                f"mean energy {numbers['energy_generator']:.4g} -> {numbers['energy_revised']:.4g}, displacement "
+                f"{numbers['x_displacement_rms']:.4g} (rms per pixel, range [-1, 1])"
+            )
         task.finish(run, numbers, lines, samples=num)
 
 
@@ -127,13 +129,14 @@ def reconstruct(
     from dualmcmc.tasks import reconstruct as module
 
     run = task.load(defaults=[NOISE_FREE])
+    run.require("generator", "'reconstruct'")
     inputs = task.images(run, images, num, module.steps_per_image(run))
     result = module.reconstruct(run, inputs.store, progress=show_progress, temperature=None)
     module.save_picture(result, task.out)
     lines = [
         f"{result.images} {inputs.what}: {', '.join(result.captions())}",
-        f"inference          {format_similarity(result.inference)}",
-        f"inference + chain  {format_similarity(result.revised)}",
+        f"{result.start:<18} {format_similarity(result.inference)}",
+        f"{result.start + ' + chain':<18} {format_similarity(result.revised)}",
     ]
     numbers = {"inference": result.inference, "revised": result.revised}
     task.finish(run, numbers, lines, images=result.images, what=inputs.what, data=inputs.origin)
@@ -163,6 +166,7 @@ def interpolate(
     if num < 1 or num * points > MAX_INTERPOLATED:
         raise UserError(f"-n {num}: use 1 to {MAX_INTERPOLATED // points:,} pairs of {points} points.")
     run = task.load()
+    run.require("generator", "'interpolate'")
     inputs = task.images(run, images)
     ends = from_uint8(inputs.store.first(2 * num).to(run.device))
     results = {
@@ -200,6 +204,8 @@ def revise(
 
     check_plots()
     run = task.load()
+    for network in ("energy", "generator"):
+        run.require(network, "'revise'")
     inputs = task.images(run, images)
     x = chains.trace_x(run, num, every, show_progress)
     z = chains.trace_z(run, inputs.store.first(num), 1, show_progress)
@@ -236,6 +242,7 @@ def inpaint(
     from dualmcmc.utils.images import save_png
 
     run = task.load(defaults=[NOISE_FREE])
+    run.require("generator", "'inpaint'")
     module.make_mask(mask, 1, run.config.data.size)  # refuse a bad mask before the work starts
     inputs = task.images(run, images, num, module.steps_per_image(run))
     result = module.inpaint(run, inputs.store, mask, progress=show_progress, temperature=None)

@@ -157,17 +157,24 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
     """Save generator samples and the same after the x-chain as samples/IMAGES.png.
 
-    Uses the same latents every time and draws nothing from the run's generator. Returns the (C, h, w) picture.
+    Without a generator the x-chain starts from uniform noise; without an energy there is none. Uses the same latents
+    every time and draws nothing from the run's generator. Returns the (C, h, w) picture.
     """
     config = state.config
     generator = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.PREVIEW), state.device)
-    z = torch.randn(PREVIEW_COUNT, config.teaching.latent_dim, device=state.device, generator=generator)
     trio = state.ema.sampling_trio()
+    shape = (PREVIEW_COUNT, *config.data.sample_shape)
     with eval_mode(trio, config.sampling.batchnorm), local_batchnorm(trio):  # only rank 0 draws it
-        with torch.no_grad():
-            x = trio.generator(z)
-        revised = revise_x(trio.energy, x, config.sampling_chain, generator)
+        if trio.generator is None:
+            x = 2 * torch.rand(shape, device=state.device, generator=generator) - 1
+        else:
+            z = torch.randn(PREVIEW_COUNT, config.teaching.latent_dim, device=state.device, generator=generator)
+            with torch.no_grad():
+                x = trio.generator(z)
+        revised = x if trio.energy is None else revise_x(trio.energy, x, config.sampling_chain, generator)
     before, after = (to_uint8(images).cpu() for images in (x, revised))
-    picture = before_and_after(before, after, PREVIEW_COLUMNS, config.sampling_chain.format_steps())
+    both = trio.generator is not None and trio.energy is not None
+    steps = config.sampling_chain.format_steps()
+    picture = before_and_after(before if both else None, after, PREVIEW_COLUMNS, steps)
     save_png(picture, folder.samples / f"{state.images:012d}.png")
     return picture

@@ -107,8 +107,8 @@ def fit_plan(plan: ExecutionPlan, networks: Trio, config: Config) -> ExecutionPl
 def _executor_obstacle(networks: Trio, x: Tensor, z: Tensor, dtype: torch.dtype) -> str | None:
     """Why an `Executor` cannot run the networks: it evaluates a copy of the layers as a function of their weights."""
     devices, precision = [x.device] if x.device.type == "cuda" else [], str(dtype).removeprefix("torch.")
-    for (name, net), inputs in zip(networks.named_children(), (x, z, x), strict=True):
-        outputs = []
+    for name, net in networks.named_children():
+        inputs, outputs = z if name == "generator" else x, []
         try:
             for function in (copy.deepcopy(net), Executor(net, dtype)):  # a module may keep what it computes
                 with torch.random.fork_rng(devices), frozen(function) as frozen_function:

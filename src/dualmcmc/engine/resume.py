@@ -13,7 +13,16 @@ from dualmcmc.pretrained import has_name
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
 
-FIXED = ("seed", "data", "nets", "teaching.latent_dim", "ema", "train.init")  # a resumed run cannot change these,
+FIXED = (
+    "seed",
+    "method",
+    "data",
+    "nets",
+    "teaching.latent_dim",
+    "teaching.z_start",
+    "ema",
+    "train.init",
+)  # a resumed run cannot change these,
 FREE = (  # except for where its images are, and what its classes are called
     "data.path", "data.test_path", "data.place", "data.workers", "nets.classes",
 )  # fmt: skip

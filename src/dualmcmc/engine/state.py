@@ -318,7 +318,7 @@ def build_from_tensors(
 
 def _own_copy(networks: Networks, config: Config) -> Trio:
     """The networks that a function builds, or a copy of the caller's, which are not changed."""
-    trio = as_trio(networks, config.seed)
+    trio = as_trio(networks, config)
     x = torch.zeros(2, *config.data.sample_shape, device=next(trio.parameters()).device)
     check_networks(trio, x, config.teaching.latent_dim)
     if not isinstance(networks, (Trio, Sequence)):

@@ -173,7 +173,7 @@ def _set_up(
             check_trackers(cfg.train.trackers, folder)
             cfg, images = _load_data(cfg, given, reporter.progress)
     with world.fail_together():
-        networks = None if given.networks is None else as_trio(given.networks, cfg.seed)
+        networks = None if given.networks is None else as_trio(given.networks, cfg)
         if not world.is_main:  # after rank 0, which may have packed the images
             cfg, images = _load_data(cfg, given)
         set_deterministic(device, cfg.train.deterministic)

@@ -27,6 +27,8 @@ AUTHORS_NOISE = 0.001  # of the x-chain, per step
 
 def energy_gap(history: History, config: Config) -> list[Finding]:
     """The energy gap between samples and data is neither too large nor growing."""
+    if "energy" not in config.networks:
+        return []
     finding = _check_range("energy_gap", history, config)
     gaps = [abs(value) for value in history.series("energy_gap")]
     if finding.level == "ok" and len(gaps) >= MIN_LINES:
@@ -42,6 +44,8 @@ def energy_gap(history: History, config: Config) -> list[Finding]:
 
 def spikes(history: History, config: Config) -> list[Finding]:
     """No single batch has an extreme energy gap."""
+    if "energy" not in config.networks:
+        return []
     largest = history.recent("energy_gap_max")
     peak, typical = max(largest, default=0.0), median(largest or [0.0])
     if peak > SPIKE_RATIO * typical and peak > HEALTHY_RANGES["energy_gap"].high:
@@ -57,6 +61,8 @@ def spikes(history: History, config: Config) -> list[Finding]:
 
 def flat_energy(history: History, config: Config) -> list[Finding]:
     """E is not constant, and still learns."""
+    if "energy" not in config.networks:
+        return []
     gaps, norms = history.recent("energy_gap"), history.recent("grad_norm_energy")
     if gaps and not any(gaps):
         message = "The energy gap is exactly 0: E is constant and teaches nothing."
@@ -85,6 +91,8 @@ def x_chain(history: History, config: Config) -> list[Finding]:
     """The x-chain moves neither too far nor too little, and follows E rather than its noise."""
     name, chain = "x_displacement_rms", config.teaching.x_chain
     if chain.steps == 0 or not history.recent(name):
+        return []
+    if "generator" not in config.networks:  # from noise, which it should replace
         return []
     finding, high = _check_range(name, history, config), healthy_ranges(config)[name].high
     displacement, noise = median(history.recent(name)), chain.noise_std * math.sqrt(chain.steps)

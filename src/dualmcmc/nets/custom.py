@@ -9,32 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualmcmc.config import Config
 from dualmcmc.nets import Trio
 from dualmcmc.nets.blocks import Gain
 from dualmcmc.nets.frozen import frozen, unchanged
 from dualmcmc.utils.errors import UserError, first_line
 
-Modules = Trio | Sequence[nn.Module]  # energy, generator, inference
+Modules = Trio | Sequence[nn.Module | None]  # energy, generator, inference; None for one that is not trained
 Networks = Modules | Callable[[], Modules]  # or a function that builds them
 
 
-def as_trio(networks: Networks, seed: int) -> Trio:
-    """Three modules as a `Trio`; a function that builds them is called with torch's global generator seeded."""
+def as_trio(networks: Networks, config: Config) -> Trio:
+    """The modules that the method trains as a `Trio`.
+
+    A function that builds them is called with torch's global generator seeded.
+    """
     if callable(networks) and not isinstance(networks, nn.Module):
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPU's generators
+            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would also seed the GPU's generators
             networks = networks()
     if isinstance(networks, Trio):
         modules: list[Any] = [networks.energy, networks.generator, networks.inference]
     else:
         modules = list(networks) if isinstance(networks, Sequence) else [networks]
-    if len(modules) != 3 or not all(isinstance(module, nn.Module) for module in modules):
+    if len(modules) != 3 or not all(module is None or isinstance(module, nn.Module) for module in modules):
         raise UserError(
             "networks must be three torch modules, Trio(energy, generator, inference), or a function that returns them."
         )
+    named = dict(zip(("energy", "generator", "inference"), modules, strict=True))
+    if missing := [name for name in config.networks if named[name] is None]:
+        raise UserError(f"method={config.method} trains networks.{missing[0]}, which is None.")
+    if unused := [name for name, module in named.items() if module is not None and name not in config.networks]:
+        raise UserError(f"method={config.method} does not train networks.{unused[0]}: pass None in its place.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
         raise UserError("networks must be plain modules: TorchScript cannot be frozen or compiled here.")
-    return networks if type(networks) is Trio else Trio(*modules)
+    return networks if type(networks) is Trio else Trio(**named)
 
 
 def describe_classes(trio: Trio) -> str:
@@ -45,7 +54,8 @@ def describe_classes(trio: Trio) -> str:
 
 def has_gains(trio: Trio) -> bool:
     """Whether E has gains for `nets.energy_slope` to set."""
-    return any(isinstance(module, Gain) and module.value is not None for module in trio.energy.modules())
+    modules = () if trio.energy is None else trio.energy.modules()
+    return any(isinstance(module, Gain) and module.value is not None for module in modules)
 
 
 def copied(net: nn.Module, name: str) -> nn.Module:
@@ -65,21 +75,20 @@ def check_networks(trio: Trio, x: Tensor, latent_dim: int) -> None:
     count = len(x)
     z = torch.randn(count, latent_dim, generator=torch.Generator().manual_seed(0)).to(x.device)
     with unchanged(trio):
-        energy = _Check(trio.energy, "energy", x)
-        energy.expect(isinstance(energy.output, Tensor) and energy.output.shape in ((count,), (count, 1)),
-                      f"({count},) or ({count}, 1)")  # fmt: skip
-        energy.check_gradient("E does not depend on x, so that no chain can follow it")
-        generator = _Check(trio.generator, "generator", z)
-        generator.expect(isinstance(generator.output, Tensor) and generator.output.shape == x.shape,
-                         str(tuple(x.shape)))  # fmt: skip
-        generator.check_gradient("g(z) does not depend on z, so that no chain can follow it")
-        inference = _Check(trio.inference, "inference", x)
-        is_pair = isinstance(inference.output, (tuple, list)) and len(inference.output) == 2
-        inference.expect(
-            is_pair and all(isinstance(part, Tensor) and part.shape == z.shape for part in inference.output),
-            f"a mean and a log-variance, {tuple(z.shape)} each",
-        )
-        for check in (energy, generator, inference):
+        checks = {name: _Check(net, name, z if name == "generator" else x) for name, net in trio.named_children()}
+        if energy := checks.get("energy"):
+            fits = isinstance(energy.output, Tensor) and energy.output.shape in ((count,), (count, 1))
+            energy.expect(fits, f"({count},) or ({count}, 1)")
+            energy.check_gradient("E does not depend on x, so that no chain can follow it")
+        if generator := checks.get("generator"):
+            fits = isinstance(generator.output, Tensor) and generator.output.shape == x.shape
+            generator.expect(fits, str(tuple(x.shape)))
+            generator.check_gradient("g(z) does not depend on z, so that no chain can follow it")
+        if inference := checks.get("inference"):
+            is_pair = isinstance(inference.output, (tuple, list)) and len(inference.output) == 2
+            fits = is_pair and all(isinstance(part, Tensor) and part.shape == z.shape for part in inference.output)
+            inference.expect(fits, f"a mean and a log-variance, {tuple(z.shape)} each")
+        for check in checks.values():
             check.evaluate_without_gradients()
 
 

@@ -119,28 +119,36 @@ def summarize(run: Run, images: DataSplits, progress: ProgressFactory = no_progr
     `tasks.work.default_count`.
     """
     store, kind = images.test_or_train()
+    reconstructs = run.has("generator")
     if not run.config.data.is_image:
+        facts = {"measured_on": f"{len(store)} {kind}", "data": describe(run.config.data, images)}
+        if not reconstructs:
+            return facts
         errors = compare_starts(run, store, progress, from_noise=False)
         start_mse, *_, end_mse = (similarity["mse"] for similarity in errors.values())  # the last one is noise-free
-        facts = {"measured_on": f"{len(store)} {kind}", "data": describe(run.config.data, images)}
-        return facts | {"mse_inference": start_mse, "mse_revised": end_mse}
+        return facts | ({"mse_inference": start_mse} if run.has("inference") else {}) | {"mse_revised": end_mse}
     test = choose(store, default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)), run.seed).tensor()
     numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": describe(run.config.data, images)}
     steps = run.config.sampling_chain.steps
     n = default_count(run, min(len(images.train), MAX_IMAGES), steps + 1)
     values = test[0].numel()
     if values <= MAX_PIXELS and min(len(test), n) > values and kind == "held-out images":  # else the bias dominates
-        start = run.sample(n, steps=0)
-        with step_progress(run, progress, "x-chain", n, max(1, steps), run.world):
-            revised = require_finite(run.revise_x(start))
+        start = run.initial_images(n)
         order = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))
         real = images.train.take(order[:n])
         numbers["samples"] = n
-        numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
-        numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
+        if run.has("generator"):
+            numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
+        if run.has("energy"):
+            with step_progress(run, progress, "x-chain", n, max(1, steps), run.world):
+                revised = require_finite(run.revise_x(start))
+            numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
         numbers["fd_pixels_real"] = pixel_frechet_distance(real, test)
+    if not reconstructs:
+        return numbers
     result = reconstruct(run, MemoryStore(test), progress=progress)
-    numbers["mse_inference"] = result.inference["mse"]
+    if run.has("inference"):
+        numbers["mse_inference"] = result.inference["mse"]
     numbers["mse_revised"] = result.revised["mse"]
     numbers["z_steps"] = result.z_chain.steps
     return numbers
@@ -253,24 +261,33 @@ def _format_number(value: Any) -> str:
 
 
 def _picture_sections(run: Run, images: DataSplits | None) -> list[str]:
-    return [_samples_section(run), _x_section(run), _z_section(run, images) if images is not None else ""]
+    return [
+        _samples_section(run),
+        _x_section(run) if run.has("energy") else "",
+        _z_section(run, images) if images is not None and run.has("generator") else "",
+    ]
 
 
 def _samples_section(run: Run) -> str:
-    start = run.sample(PREVIEW_COUNT, steps=0)
-    before, after = (to_uint8(images).cpu() for images in (start, run.revise_x(start)))
-    picture = before_and_after(before, after, PREVIEW_COLUMNS, run.config.sampling_chain.format_steps())
-    return "<h2>Samples</h2>" + _figure(picture, "Generator samples, and the same samples revised by the x-chain.")
+    start = run.initial_images(PREVIEW_COUNT)
+    before, after = (to_uint8(images).cpu() for images in (start, run.revise_x(start) if run.has("energy") else start))
+    both = run.has("energy") and run.has("generator")
+    steps = run.config.sampling_chain.format_steps()
+    picture = before_and_after(before if both else None, after, PREVIEW_COLUMNS, steps)
+    caption = "Generator samples, and the same samples revised by the x-chain." if both else "Samples."
+    return "<h2>Samples</h2>" + _figure(picture, caption)
 
 
 def _x_section(run: Run) -> str:
-    caption = "Generator samples, revised by Langevin steps on the energy."
+    start = "Generator samples" if run.has("generator") else "Noise"
+    caption = f"{start}, revised by Langevin steps on the energy."
     return "<h2>MCMC revision on x</h2>" + _film(trace_x(run), caption, "energy")
 
 
 def _z_section(run: Run, images: DataSplits) -> str:
     store, kind = images.test_or_train()
-    caption = f"Inference alone, revised by Langevin steps on the posterior of {kind}."
+    start = "Inference alone" if run.has("inference") else "Prior draws"
+    caption = f"{start}, revised by Langevin steps on the posterior of {kind}."
     return "<h2>MCMC revision on z</h2>" + _film(trace_z(run, store.first(PREVIEW_COUNT)), caption, "MSE")
 
 

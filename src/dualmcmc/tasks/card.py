@@ -42,8 +42,8 @@ def model_card(
         f"# {repo.partition('/')[2]}",
         "## Intended use\n\n<!-- What the weights are for, what they are not for, and known limits. -->",
         BEGIN,
-        f"An energy-based model E, a generator G and an inference model I for {data.noun} of shape {shape}, trained "
-        "together by dual-MCMC teaching (Cui & Han, NeurIPS 2023) with the Python package `dualmcmc`.",
+        f"{_networks(config)} for {data.noun} of shape {shape}, trained {_method(config)} with the Python package "
+        "`dualmcmc`.",
         _usage(repo, config),
         "## Training\n\n" + _table(_training(config, images)),
         "## File\n\n"
@@ -59,6 +59,19 @@ def model_card(
         END,
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _networks(config: Config) -> str:
+    names = {"energy": "an energy-based model E", "generator": "a generator G", "inference": "an inference model I"}
+    *most, last = (names[name] for name in config.networks)
+    text = f"{', '.join(most)} and {last}" if most else last
+    return text[0].upper() + text[1:]
+
+
+def _method(config: Config) -> str:
+    if config.method == "dual-mcmc":
+        return "together by dual-MCMC teaching (Cui & Han, NeurIPS 2023)"
+    return f"by the method {config.method}"
 
 
 def updated_card(card: str, existing: str) -> str | None:
@@ -86,8 +99,14 @@ def _usage(repo: str, config: Config) -> str:
     return (
         "## Use\n\n```sh\npip install 'dualmcmc[hub]'\n```\n\n"
         f'```python\nimport dualmcmc\n\nrun = dualmcmc.load("hf://{repo}"{networks})\n'
-        f"x = run.sample(16)  # EBM samples: generator, then the x-chain\n```{note}"
+        f"x = run.sample(16)  # {_samples(config)}\n```{note}"
     )
+
+
+def _samples(config: Config) -> str:
+    if "energy" not in config.networks:
+        return "generator samples"
+    return f"EBM samples: {'generator' if 'generator' in config.networks else 'noise'}, then the x-chain"
 
 
 def _training(config: Config, images: int) -> dict[str, str]:
@@ -98,6 +117,7 @@ def _training(config: Config, images: int) -> dict[str, str]:
         "data": {"folder": "a folder of images", "custom": "data passed in Python"}.get(data.source, named),
         f"{data.noun} trained on": f"{images:,}, in batches of {config.train.batch:,}",
         "networks": "custom" if nets.kind == "custom" else f"{nets.kind}, widths {widths}",
+        "method": config.method,
         "latent dimension, sigma": f"{teaching.latent_dim}, {teaching.sigma:g}",
         "x-chain in training": _chain(teaching.x_chain),
         "x-chain of samples": _chain(config.sampling_chain),

@@ -54,7 +54,7 @@ def trace_x(run: Run, n: int = 64, every: int | None = None, progress: ProgressF
     run.check_one_batch(n)
     steps = run.config.sampling_chain.steps
     trace = Trace(every=_frame_interval(every, steps))
-    start = run.generate(run.prior(n, run.generator_for("prior")))
+    start = run.initial_images(n, run.generator_for("prior"))
     with _progress_in_steps(run, progress, "x-chain", steps):
         run.revise_x(start, rng=run.generator_for("x-chain"), trace=trace)
     frames = [to_uint8(state).cpu() for state in trace.states]
@@ -70,7 +70,8 @@ def trace_z(run: Run, images: Tensor, every: int | None = None, progress: Progre
     steps = run.config.teaching.z_chain.steps
     trace = Trace(every=_frame_interval(every, steps))
     with _progress_in_steps(run, progress, "z-chain", steps):
-        run.revise_z(run.infer(x).mean, x, rng=run.generator_for("z-chain"), trace=trace)
+        rng = run.generator_for("z-chain")
+        run.revise_z(run.initial_latents(x, rng), x, rng=rng, trace=trace)
     frames = [to_uint8(run.generate(state)).cpu() for state in trace.states]
     values = torch.stack(trace.mse).cpu()
     caption = f"z-chain ({run.z_chain_settings().format_steps()})"
@@ -132,9 +133,10 @@ def long_chains(run: Run, n: int, steps: int, progress: ProgressFactory = no_pro
     if n < 1 or steps < 1:
         raise UserError(f"long chains need at least one chain and one step, not {n} and {steps}.")
     run.require_images("'long-chains'")
+    run.require("energy", "'long-chains'")
     run.check_one_batch(n)
     trace = Trace(every=_frame_interval(None, steps))
-    start = run.generate(run.prior(n, run.generator_for("prior")))
+    start = run.initial_images(n, run.generator_for("prior"))
     with _progress_in_steps(run, progress, "x-chain", steps):
         end = run.revise_x(start, steps, run.generator_for("x-chain"), trace)
     energy, displacement = (torch.stack(values).double().cpu() for values in (trace.potential, trace.displacement))

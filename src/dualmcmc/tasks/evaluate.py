@@ -36,6 +36,7 @@ RECONSTRUCTION_METRICS = {  # and the names of their results
     "ssim": ("ssim",),
 }
 METRICS = (*SAMPLE_METRICS, *RECONSTRUCTION_METRICS)
+SAMPLED = {"generator": "generator", "energy": "EBM"}  # what samples are called
 DEFAULT = ("fid", "is", "mse", "psnr", "ssim")
 NO_CLASSIFIER = (
     "the Inception Score needs the classifier, which these weights do not include: "
@@ -119,6 +120,10 @@ def evaluate(
         sample_metrics.remove("is")
     if sample_metrics and features is not None:
         _measure_samples(result, run, images, sample_metrics, samples, features, progress)
+    if not run.has("generator"):
+        for name in [name for name in wanted if name in RECONSTRUCTION_METRICS]:
+            result.skipped[name] = f"reconstruction needs a generator, which method={run.config.method} does not train"
+            wanted.remove(name)
     reconstruction_names = [key for name in wanted for key in RECONSTRUCTION_METRICS.get(name, ())]
     if reconstruction_names and images is not None:
         start = time.monotonic()
@@ -133,7 +138,7 @@ def evaluate(
             result.train_reconstruction = _select(found, reconstruction_names)
             result.reconstructed["training images"] = len(store)
         result.seconds["reconstruction"] = time.monotonic() - start
-    if not (result.generator or result.reconstruction):
+    if not (result.generator or result.ebm or result.reconstruction):
         raise UserError("nothing to measure: " + "; ".join(result.skipped.values()) + ".")
     return result
 
@@ -172,16 +177,23 @@ def _measure_samples(
     result.seconds["reference"] = time.monotonic() - start
     sampled = sample_features(run, count, features, keep_real or "is" in metrics, progress, result.seconds)
     start = time.monotonic()
-    with progress("distances", 2, "parts") as advance:
-        for part, numbers in zip(sampled, (result.generator, result.ebm), strict=True):
-            numbers |= _metrics(part, real, metrics, features, run.seed)
+    kinds = {"generator": result.generator, "energy": result.ebm}
+    with progress("distances", len(sampled), "parts") as advance:
+        for network, part in sampled.items():
+            kinds[network] |= _metrics(part, real, metrics, features, run.seed)
             advance(1)
     result.seconds["numbers"] = time.monotonic() - start
 
 
 def steps_per_sample(run: Run) -> int:
-    """The work per sample: the steps of the x-chain, one for the generator, and the features of both kinds."""
-    return run.config.sampling_chain.steps + 1 + 2 * inception_steps(run)
+    """The work per sample: the steps of the x-chain, one for the generator, and the features of each kind."""
+    steps = run.config.sampling_chain.steps if run.has("energy") else 0
+    return steps + 1 + len(_kinds(run)) * inception_steps(run)
+
+
+def _kinds(run: Run) -> list[str]:
+    """The networks whose samples are measured: the generator's, and the energy's after the x-chain."""
+    return [network for network in ("generator", "energy") if run.has(network)]
 
 
 def sample_features(
@@ -191,12 +203,12 @@ def sample_features(
     keep: bool = False,
     progress: ProgressFactory = no_progress,
     seconds: dict[str, float] | None = None,
-) -> tuple[FeatureSet, FeatureSet]:
-    """Features of generator samples and of the same after the x-chain, both rounded to uint8.
+) -> dict[str, FeatureSet]:
+    """Features of samples rounded to uint8: of the `generator`, and of the same after the x-chain on the `energy`.
 
     `seconds`, if given, receives the time for sampling and for features.
     """
-    result = FeatureSet(features, keep), FeatureSet(features, keep)
+    result = {network: FeatureSet(features, keep) for network in _kinds(run)}
     spent = {"sampling": 0.0, "features": 0.0}
     last = 0.0
 
@@ -210,16 +222,17 @@ def sample_features(
 
     run.prepare(count, progress)
     last = time.monotonic()
-    steps, task = steps_per_sample(run), "samples, generator and EBM"
+    steps, task = steps_per_sample(run), f"samples, {' and '.join(SAMPLED[network] for network in _kinds(run))}"
     with run.world.fail_together(), step_progress(run, progress, task, count, steps, run.world) as done:
-        for first, *kinds in run.sample_batches(count):
-            done(len(kinds[0]), 1)
+        for first, generated, revised in run.sample_batches(count):
+            done(len(generated), 1)
             lap("sampling")
-            for target, batch in zip(result, kinds, strict=True):
-                pixels = to_uint8(require_finite(batch))
+            samples = {"generator": generated, "energy": revised}
+            for network, target in result.items():
+                pixels = to_uint8(require_finite(samples[network]))
                 target.add(features(pixels, lambda images: done(images, inception_steps(run))), first)
             lap("features")
-    for target in result:
+    for target in result.values():
         target.all_gather(run.world)
     if seconds is not None:
         seconds |= spent

@@ -4,6 +4,8 @@
 2. + z-chain: Langevin steps on p(z | observed pixels) from there;
 3. + x-chain: Langevin steps on the energy from there.
 
+Without an inference model the first stage is a prior draw; without an energy there are two stages.
+
 Each stage is measured in two ways. `completed`: observed pixels are kept and only hidden ones come from the model; the
 x-chain runs on the hidden pixels given the observed. `generated`: all pixels come from the generator, and the x-chain
 runs on all of them. The paper's numbers appear to be of this kind, since they hardly depend on the mask.
@@ -27,7 +29,7 @@ from dualmcmc.data.images import ImageSpec, UnreadableImage, decode
 from dualmcmc.metrics.pixels import psnr_of_mse
 from dualmcmc.tasks.convert import as_store
 from dualmcmc.tasks.inputs import batches
-from dualmcmc.tasks.reconstruct import Similarity
+from dualmcmc.tasks.reconstruct import Similarity, start_name
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
@@ -55,11 +57,13 @@ class Inpainting(Tree):
     hidden_fraction: float  # of the pixels
     z_chain: Chain
     x_chain: Chain
+    start: str = "inference"  # or "prior draw"
 
     def labels(self) -> dict[str, str]:
         """What each stage is called."""
         chains = (f"+ {name}-chain ({c.format_steps()})" for name, c in (("z", self.z_chain), ("x", self.x_chain)))
-        return dict(zip(STAGES, ("inference", *chains), strict=True))
+        labels = dict(zip(STAGES, (self.start, *chains), strict=True))
+        return {stage: labels[stage] for stage in self.completed}
 
 
 def complete(
@@ -75,17 +79,24 @@ def complete(
     """
     x, observed = x.to(run.device), observed.to(run.device)
     occluded = torch.where(observed, x, FILL)
-    z = run.infer(occluded).mean
+    z = run.initial_latents(occluded, rng)
     first = run.generate(z)
     second = run.generate(run.revise_z(z, occluded, rng=rng, observed=observed, temperature=temperature))
     stages = [(torch.where(observed, occluded, generated), generated) for generated in (first, second)]
+    if not run.has("energy"):
+        return stages
     completed, generated = stages[-1]
     return [*stages, (run.revise_x(completed, rng=rng, observed=observed), run.revise_x(generated, rng=rng))]
 
 
 def steps_per_image(run: Run) -> int:
     """The work of inpainting an image: the steps of the z-chain and of two x-chains, and one for the rest."""
-    return run.config.teaching.z_chain.steps + 2 * run.config.sampling_chain.steps + 1
+    x_chains = 2 * run.config.sampling_chain.steps if run.has("energy") else 0
+    return run.config.teaching.z_chain.steps + x_chains + 1
+
+
+def _stages(run: Run) -> tuple[str, ...]:
+    return STAGES if run.has("energy") else STAGES[:2]
 
 
 def inpaint(
@@ -102,11 +113,12 @@ def inpaint(
     the run's setting.
     """
     run.require_images("inpainting")
+    run.require("generator", "inpainting")
     images, size = as_store(images, run.config.data), _side(run)
-    generated, completed = ({stage: Similarity() for stage in STAGES} for _ in range(2))
-    kept: list[list[Tensor]] = [[] for _ in range(len(STAGES) + 1)]
+    generated, completed = ({stage: Similarity() for stage in _stages(run)} for _ in range(2))
+    kept: list[list[Tensor]] = [[] for _ in range(len(completed) + 1)]
     hidden, rng = 0.0, run.generator_for("inpaint")
-    squared_error = dict.fromkeys(STAGES, 0.0)  # of hidden pixels; the observed ones are exact
+    squared_error = dict.fromkeys(completed, 0.0)  # of hidden pixels; the observed ones are exact
     for z_chain in (True, False):
         run.prepare(len(images), progress, z_chain)
     for indices, x in batches(run, images, progress, "inpainting", steps_per_image(run)):
@@ -116,7 +128,7 @@ def inpaint(
         shown = max(0, keep - first)
         kept[0].append(to_uint8(torch.where(observed, x, FILL)[:shown]).cpu())
         results = complete(run, x, observed, rng, temperature)
-        for number, (stage, (filled, made)) in enumerate(zip(STAGES, results, strict=True), 1):
+        for number, (stage, (filled, made)) in enumerate(zip(completed, results, strict=True), 1):
             generated[stage].add(x, made)
             completed[stage].add(x, filled)
             squared_error[stage] += float((x - filled.clamp(-1, 1)).double().square().sum())
@@ -136,6 +148,7 @@ def inpaint(
         hidden / len(images),
         run.z_chain_settings(temperature=temperature),
         run.config.sampling_chain,
+        start_name(run),
     )
 
 

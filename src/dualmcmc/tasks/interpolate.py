@@ -52,7 +52,10 @@ def interpolate(run: Run, a: Any, b: Any, points: int = 9, spherical: bool = Fal
     z = between(a, b, points, spherical)
     images = require_finite(run.generate(z.flatten(0, 1))).unflatten(0, z.shape[:2])
     change = (images[:, 1:] - images[:, :-1]).square().flatten(2).mean(2).sqrt()  # (pairs, points - 1), rms per pixel
-    energy = run.energy(images.flatten(0, 1)).unflatten(0, z.shape[:2])
+    numbers: dict[str, Any] = {}
+    if run.has("energy"):  # at each point
+        energy = run.energy(images.flatten(0, 1)).unflatten(0, z.shape[:2])
+        numbers["energy"] = energy.double().mean(0).tolist()
     return Interpolation(
         images,
         {
@@ -62,7 +65,7 @@ def interpolate(run: Run, a: Any, b: Any, points: int = 9, spherical: bool = Fal
             "pixel_change_rms_mean": float(change.mean()),  # from one image to the next
             "pixel_change_rms_max": float(change.max()),
             "max_to_mean_change": float((change.amax(1) / change.mean(1).clamp(min=1e-12)).mean()),  # 1: uniform
-            "energy": energy.double().mean(0).tolist(),  # at each point
+            **numbers,
         },
     )
 
@@ -74,11 +77,12 @@ def prior_pairs(run: Run, pairs: int) -> tuple[Tensor, Tensor]:
 
 
 def inferred_pairs(run: Run, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of latents of consecutive images (2 B, ...) in [-1, 1], by inference + z-chain."""
+    """Pairs of latents of consecutive images (2 B, ...) in [-1, 1], by inference (if any) + z-chain."""
     if len(images) < 2:
         raise UserError(f"interpolation needs at least two images, not {len(images)}.")
     images = images[: len(images) // 2 * 2]
-    z = run.revise_z(run.infer(images).mean, images, rng=run.generator_for("z-chain"))
+    rng = run.generator_for("z-chain")
+    z = run.revise_z(run.initial_latents(images, rng), images, rng=rng)
     return z[::2], z[1::2]
 
 

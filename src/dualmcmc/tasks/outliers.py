@@ -64,6 +64,8 @@ def outliers(
     Images: an `ImageStore`, or what `Run` takes.
     """
     check_scores(scores)
+    for score in scores:
+        run.require("generator" if score == "reconstruction" else "energy", f"the score {score}")
     if IN_DISTRIBUTION in others:
         raise UserError(f"a dataset cannot be called '{IN_DISTRIBUTION}': that is the name of the run's own images.")
     rng = run.generator_for("z-chain")
@@ -87,8 +89,10 @@ def outliers(
 
 
 def _scores(run: Run, scores: list[str], x: Tensor, mean_energy: float, rng: torch.Generator) -> dict[str, Tensor]:
-    energy = run.energy(x)
-    values = {"energy": energy, "typicality": (energy - mean_energy).abs()}
+    values = {}
+    if {"energy", "typicality"} & set(scores):
+        energy = run.energy(x)
+        values = {"energy": energy, "typicality": (energy - mean_energy).abs()}
     if "reconstruction" in scores:
         values["reconstruction"] = mse(x, run.reconstruct(x, rng=rng, temperature=None))
     return {score: values[score] for score in scores}

@@ -73,10 +73,11 @@ class Reconstruction(Tree):
     revised: dict[str, float]
     images: int
     z_chain: Chain
+    start: str = "inference"  # or "prior draw"
 
     def captions(self) -> tuple[str, str, str]:
         """What the picture shows, from left to right."""
-        return "image", "inference", f"inference + z-chain ({self.z_chain.format_steps()})"
+        return "image", self.start, f"{self.start} + z-chain ({self.z_chain.format_steps()})"
 
 
 def reconstruct(
@@ -92,6 +93,7 @@ def reconstruct(
     `temperature` of the z-chain: 0 is noise-free, 1 the paper's, None the run's setting.
     """
     run.require_images("'reconstruct'")
+    run.require("generator", "'reconstruct'")
     similarity = (Similarity(), Similarity())
     kept: tuple[list[Tensor], list[Tensor]] = ([], [])
     run.prepare(len(images), progress, z_chain=True)
@@ -111,7 +113,13 @@ def reconstruct(
         revised=similarity[1].numbers(),
         images=len(images),
         z_chain=run.z_chain_settings(steps, temperature),
+        start=start_name(run),
     )
+
+
+def start_name(run: Run) -> str:
+    """Where the z-chain of an image starts."""
+    return "inference" if run.has("inference") else "prior draw"
 
 
 def save_picture(result: Reconstruction, out: Path) -> None:
@@ -123,6 +131,7 @@ def save_picture(result: Reconstruction, out: Path) -> None:
 
 def comparison_steps(run: Run, from_noise: bool = True) -> int:
     """The work per image of `compare_starts`."""
+    from_noise = from_noise or not run.has("inference")
     chains = len(_chains_from_inference(run)) * run.config.teaching.z_chain.steps
     return chains + (max(_lengths_from_noise(run)) if from_noise else 0) + 1
 
@@ -131,6 +140,8 @@ def _chains_from_inference(run: Run) -> dict[str, float]:
     """The temperature of each z-chain from inference."""
     chain = run.config.teaching.z_chain
     name = f"inference+{chain.steps}"
+    if not run.has("inference"):
+        return {}
     return {name: chain.temperature} | ({f"{name} noise-free": 0.0} if chain.temperature > 0 else {})
 
 
@@ -144,18 +155,25 @@ def compare_starts(
     """The paper's comparison (its figure on SSIM): inference, inference + z-chain, and z-chains from noise.
 
     The z-chain from inference is also run without noise (temperature 0), which finds a mode of p(z|x) instead of a
-    sample. One chain from noise is run and evaluated after each of the lengths. The processes share the images.
+    sample. Without an inference model all start from noise. One chain from noise is run and evaluated after each of the
+    lengths. The processes share the images.
     """
+    from_noise = from_noise or not run.has("inference")
     temperatures, lengths = _chains_from_inference(run), _lengths_from_noise(run) if from_noise else []
-    names = ("inference", *temperatures, *(f"noise+{length}" for length in lengths))
+    names = (
+        *(["inference"] if run.has("inference") else []),
+        *temperatures,
+        *(f"noise+{length}" for length in lengths),
+    )
     similarity = {name: Similarity(run.config.data.is_image) for name in names}
     run.prepare(len(images), progress, z_chain=True)
     with run.world.fail_together():
         steps = comparison_steps(run, from_noise)
         for indices, x in batches(run, images, progress, "reconstructing", steps, run.world):
             first = int(indices[0])
-            inferred = run.infer(x).mean
-            similarity["inference"].add(x, run.generate(inferred))
+            if run.has("inference"):
+                inferred = run.infer(x).mean
+                similarity["inference"].add(x, run.generate(inferred))
             for name, temperature in temperatures.items():
                 z = run.revise_z(inferred, x, rng=run.generator_for("z-chain", first), temperature=temperature)
                 similarity[name].add(x, run.generate(z))

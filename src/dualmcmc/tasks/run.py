@@ -1,4 +1,4 @@
-"""A trained run: its three networks and its settings, ready to use from Python."""
+"""A trained run: its networks and its settings, ready to use from Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPILE_MIN_IMAGES = 5_000  # chains on fewer images finish before compilation w
 
 
 class Run:
-    """The three networks of a run and their use.
+    """The networks of a run and their use.
 
     Results are (B, C, H, W) floats in [-1, 1] for images and (B, d) for latents, on `run.device`. Images may be given
     as tensors, arrays or PIL images, latents as tensors or arrays (`tasks.convert`). A run on other samples than images
@@ -97,16 +97,43 @@ class Run:
             shape = self.config.data.sample_shape
             raise UserError(f"{what} is for images, and this run was trained on samples of shape {shape}.")
 
+    def has(self, network: str) -> bool:
+        """Whether the run's method trains this network: energy, generator or inference."""
+        return getattr(self.trio, network) is not None
+
+    def require(self, network: str, what: str) -> None:
+        """Raise `UserError` unless the run's method trains this network."""
+        if not self.has(network):
+            name = {"energy": "an energy", "generator": "a generator", "inference": "an inference model"}[network]
+            raise UserError(f"{what} needs {name}, which method={self.config.method} does not train.")
+
     def sample(self, n: int, steps: int | None = None, rng: torch.Generator | None = None) -> Tensor:
-        """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. With steps=0: x_hat."""
+        """n samples of the EBM: x_hat = g(z), z ~ N(0, I), then the x-chain. With steps=0: x_hat.
+
+        Without a generator the x-chain starts from uniform noise; without an energy there is none.
+        """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}.")
         self.prepare(n)
-        batches = (self.generate(self.prior(size, rng)) for size in self._batch_sizes(n))
-        return torch.cat([self.revise_x(x_hat, steps, rng) for x_hat in batches])
+        starts = (self.initial_images(size, rng) for size in self._batch_sizes(n))
+        return torch.cat([self.revise_x(x, steps, rng) if self.has("energy") else x for x in starts])
+
+    def initial_images(self, n: int, rng: torch.Generator | None = None) -> Tensor:
+        """n initial states of the x-chain: generator samples, or uniform noise without a generator."""
+        if self.has("generator"):
+            return self.generate(self.prior(n, rng))
+        shape = (n, *self.config.data.sample_shape)
+        return 2 * torch.rand(shape, device=self.device, generator=rng or self.rng) - 1
+
+    def initial_latents(self, x: Any, rng: torch.Generator | None = None) -> Tensor:
+        """Initial states of the z-chain of images x: the mean of q(z|x), or prior draws without an inference model."""
+        x = self._images(x)
+        return self.infer(x).mean if self.has("inference") else self.prior(len(x), rng)
 
     def sample_batches(self, n: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """n samples in batches of at most `sampling.batch`: index of the first, generator samples, EBM samples.
+
+        Without a generator the former are uniform noise; without an energy the latter are the former.
 
         Each process yields its own batches. Every batch has its own random numbers, so the number of processes does not
         change the samples; generator samples and chain noise are independent of each other too.
@@ -115,8 +142,11 @@ class Run:
         first = 0
         for number, size in enumerate(self._batch_sizes(n)):
             if number % self.world.size == self.world.rank:
-                x_hat = self.generate(self.prior(size, self.generator_for("prior", first)))
-                yield first, x_hat, self.revise_x(x_hat, rng=self.generator_for("x-chain", first))
+                start = self.initial_images(size, self.generator_for("prior", first))
+                revised = (
+                    self.revise_x(start, rng=self.generator_for("x-chain", first)) if self.has("energy") else start
+                )
+                yield first, start, revised
             first += size
 
     def _watch(self, state: Tensor) -> None:
@@ -201,6 +231,7 @@ class Run:
 
     def generate(self, z: Any) -> Tensor:
         """g(z): the generator's images."""
+        self.require("generator", "this")
 
         def forward(z: Tensor) -> Tensor:
             with frozen(self._executors.generator) as generator:
@@ -220,6 +251,7 @@ class Run:
 
         `observed`, a boolean mask that broadcasts to x, such as (B, 1, H, W), marks values that do not change.
         """
+        self.require("energy", "the x-chain")
         chain = _with_steps(self.config.sampling_chain, steps)
         return self._run_x_chain(self._images(x), chain, rng or self.rng, trace, observed)
 
@@ -230,6 +262,7 @@ class Run:
 
         (Up to the order of random numbers, if there are more than `sampling.batch` images.)
         """
+        self.require("energy", "the x-chain")
         chain, source = _with_steps(self.config.sampling_chain, steps), rng or self.rng
 
         def step(state: Tensor) -> Tensor:
@@ -249,6 +282,7 @@ class Run:
 
     def infer(self, x: Any) -> Gaussian:
         """q(z|x) of images x: its mean and log-variance."""
+        self.require("inference", "this")
         both = self._in_batches(lambda batch: torch.stack(tuple(self.trio.inference(batch)), 1), self._images(x))
         return Gaussian(both[:, 0], both[:, 1])
 
@@ -266,6 +300,7 @@ class Run:
 
         With `observed`, a boolean mask of known values that broadcasts to x, such as (B, 1, H, W): on p(z | these).
         """
+        self.require("generator", "the z-chain")
         chain = self.z_chain_settings(steps, temperature)
         return self._run_z_chain(z, self._images(x), chain, rng or self.rng, trace, observed)
 
@@ -279,6 +314,7 @@ class Run:
         temperature: float | None = None,
     ) -> Iterator[Tensor]:
         """The states of the z-chain from latents z of images x, one after the other; `revise_z` returns the last."""
+        self.require("generator", "the z-chain")
         chain, source = self.z_chain_settings(steps, temperature), rng or self.rng
         images = self._images(x)
 
@@ -311,14 +347,18 @@ class Run:
     ) -> Tensor:
         """g at the latents of images x: the mean of q(z|x), then the z-chain. With steps=0: inference alone.
 
+        Without an inference model the z-chain starts from prior draws.
+
         The z-chain is noise-free unless a temperature is given: it approaches a mode of p(z|x), which is closer to x
         than a sample.
         """
         x = self._images(x)
-        return self.generate(self.revise_z(self.infer(x).mean, x, steps, rng, temperature=temperature))
+        z = self.initial_latents(x, rng)
+        return self.generate(self.revise_z(z, x, steps, rng, temperature=temperature))
 
     def energy(self, x: Any) -> Tensor:
         """E(x) = -f(x), (B,): low for likely images. Differentiable in x if x requires a gradient."""
+        self.require("energy", "this")
         x = self._images(x)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return self._in_batches(lambda part: self.trio.energy(part).flatten(), x)

@@ -26,10 +26,12 @@ MAX_IN_PICTURE = 10_000
 
 
 def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress) -> dict[str, Any]:
-    """Draw n samples and write them to `out`; returns mean energies and the displacement by the x-chain.
+    """Draw n samples and write them to `out`; returns mean energies and the displacement by the x-chain, if any.
 
     .png: generator samples and revised ones, with captions. .npz: uint8 arrays `generator` and `revised` (N, H, W, C),
-    written batch by batch, so that memory does not grow with n. All processes draw, rank 0 writes.
+    written batch by batch, so that memory does not grow with n. All processes draw, rank 0 writes. A method without a
+    generator starts at noise, and one without an energy revises nothing: a picture then shows its samples alone, and
+    in an .npz the array `revised` contains them.
     """
     run.require_images("'sample'")
     run.check_same_weights()
@@ -62,7 +64,10 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
     if kept:
         before, after = (torch.cat(parts) for parts in zip(*kept, strict=True))
         steps = run.config.sampling_chain.format_steps()
-        save_png(before_and_after(before, after, max(1, round(n**0.5)), steps), out)
+        both = run.has("energy") and run.has("generator")
+        save_png(before_and_after(before if both else None, after, max(1, round(n**0.5)), steps), out)
+    if not run.has("energy"):
+        return {}
     energy_generator, energy_revised, squared_displacement = (totals / n).tolist()
     return {
         "energy_generator": energy_generator,
@@ -91,7 +96,9 @@ def _gathered_batches(run: Run, n: int) -> Iterator[tuple[Tensor, Tensor, Tensor
         with run.world.fail_together():
             for _, start, revised in islice(local, 1):
                 squared = (require_finite(revised) - start).square().flatten(1).mean(1)
-                sums = torch.stack([run.energy(start).sum(), run.energy(revised).sum(), squared.sum()]).double()
+                sums = torch.zeros(3).double()
+                if run.has("energy"):
+                    sums = torch.stack([run.energy(start).sum(), run.energy(revised).sum(), squared.sum()]).double()
                 batch = to_uint8(start).cpu(), to_uint8(revised).cpu(), sums.cpu()
         gathered = [one for one in run.world.all_gather(batch) if one is not None]
         yield from gathered if run.world.is_main else ()

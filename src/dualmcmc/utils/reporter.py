@@ -58,7 +58,7 @@ def make_reporter() -> Reporter:
 
 def format_stats(values: dict[str, float]) -> str:
     """The most important statistics on one line."""
-    return " ".join(f"{label} {values[name]:.3g}" for name, label in SHOWN_STATS.items())
+    return " ".join(f"{label} {values[name]:.3g}" for name, label in SHOWN_STATS.items() if name in values)
 
 
 class BarReporter(Reporter):

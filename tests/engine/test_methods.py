@@ -1,0 +1,117 @@
+"""Every method runs on the engine: trained, resumed, compiled, by several processes, loaded and used."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dualmcmc
+from dualmcmc import UserError
+from dualmcmc.config import NETWORKS
+from dualmcmc.engine import plan
+from dualmcmc.engine.compilation import compile_for_training
+from dualmcmc.engine.log import read_log
+from dualmcmc.engine.plan import build_executors, resolve_plan
+from dualmcmc.engine.resume import resumed_config
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.state import TrainState
+from dualmcmc.engine.trainer import train
+from dualmcmc.health import examine
+from dualmcmc.methods import step
+from tests.conftest import compiled_only, tiny
+
+CPU = torch.device("cpu")
+SHORT = ("train.images=64", "train.save_every=32", "train.log_every=1", "teaching.entropy_samples=3")
+METHODS = [*((name, ()) for name in NETWORKS), ("dual-mcmc", ("teaching.z_start=prior",))]
+each_method = pytest.mark.parametrize(("method", "overrides"), METHODS, ids=[" ".join([m, *o]) for m, o in METHODS])
+
+
+def config_of(method, overrides=()):
+    return tiny(*SHORT, f"method={method}", *overrides)
+
+
+@each_method
+def test_resume_is_exact(tmp_path, method, overrides):
+    config = config_of(method, overrides)
+    train(config, tmp_path / "whole", CPU)
+    train(config, tmp_path / "parts", CPU, max_images=32)
+    torch.manual_seed(999)
+    result = train(resumed_config(tmp_path / "parts", []), tmp_path / "parts", CPU, resume=True)
+    whole, parts = (load_file(RunFolder(tmp_path / name).latest_state()) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    for name, value in whole.items():
+        assert torch.equal(parts[name], value), name
+    assert set(result.parameters) == set(config.networks)
+    assert {name.split(".")[1] for name in whole if name.startswith("nets.")} == set(config.networks)
+    log = read_log(RunFolder(tmp_path / "whole").log)
+    trained = [entry for entry in log if entry["kind"] == "train"]
+    assert {name for name in trained[-1] if name.startswith("grad_norm_")} == {
+        f"grad_norm_{n}" for n in config.networks
+    }
+    assert all(finding.level != "error" for finding in examine(log, config))
+
+
+@each_method
+def test_an_iteration_evaluates_only_what_was_compiled(monkeypatch, method, overrides):
+    monkeypatch.setattr(plan, "make_compiler", lambda *_: lambda layers: lambda *arguments: layers(*arguments))
+    config = config_of(method, (*overrides, "engine.mode=compiled", "train.batch=6"))
+    state = TrainState(config, CPU)
+    executors = build_executors(state.trio, config, resolve_plan(config.engine, CPU))
+    assert compile_for_training(executors, config, 6, CPU) is None
+    x = torch.rand(6, 1, 8, 8) * 2 - 1
+    with compiled_only(executors):
+        stats = step(executors, state.optimizers, x, state.rng, config.teaching, method=method)
+    assert all(value.isfinite() for value in stats.values())
+
+
+@each_method
+def test_executors_compute_the_same(method, overrides):
+    """As modules and as functions of their weights."""
+    config = config_of(method, (*overrides, "train.batch=6"))
+    x = torch.rand(6, 1, 8, 8) * 2 - 1
+    found = []
+    for engine in (config.engine, replace(config.engine, micro_batch=100)):
+        state = TrainState(config, CPU)
+        nets = build_executors(state.trio, replace(config, engine=engine), resolve_plan(engine, CPU))
+        found.append(step(nets, state.optimizers, x, state.rng, config.teaching, method=method))
+    assert nets is not state.trio
+    for name, value in found[0].items():
+        assert torch.allclose(found[1][name], value, rtol=1e-4, atol=1e-6), name
+
+
+@each_method
+def test_use_of_a_trained_run(tmp_path, method, overrides):
+    """Each network is there or refused, and samples come from what there is."""
+    train(config_of(method, overrides), tmp_path / "run", CPU)
+    run = dualmcmc.load(tmp_path / "run", "cpu")
+    assert {name for name in ("energy", "generator", "inference") if run.has(name)} == set(run.config.networks)
+    x = run.sample(3)
+    assert x.shape == (3, 1, 8, 8)
+    assert x.isfinite().all()
+    for network, use in (
+        ("energy", lambda: run.energy(x)),
+        ("energy", lambda: run.revise_x(x)),
+        ("generator", lambda: run.generate(run.prior(3))),
+        ("generator", lambda: run.revise_z(run.prior(3), x)),
+        ("generator", lambda: run.reconstruct(x)),
+        ("inference", lambda: run.infer(x).mean),
+    ):
+        if run.has(network):
+            assert use().isfinite().all()
+        else:
+            with pytest.raises(UserError, match=rf"needs an? {network}.*, which method={method} does not train"):
+                use()
+
+
+def test_method_is_fixed(tmp_path):
+    train(config_of("vae"), tmp_path / "run", CPU, max_images=32)
+    with pytest.raises(UserError, match="a resumed run cannot change method from vae to wae"):
+        resumed_config(tmp_path / "run", ["method=wae"])
+
+
+def test_settings_of_other_methods():
+    with pytest.raises(UserError, match=r"teaching\.z_start=prior is for method=dual-mcmc, not for method=vae"):
+        config_of("vae", ["teaching.z_start=prior"])
+    with pytest.raises(UserError, match="method"):
+        config_of("gan")

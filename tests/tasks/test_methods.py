@@ -1,0 +1,43 @@
+"""Tasks of runs whose method does not train all three networks: they work, or refuse with one line."""
+
+import pytest
+import torch
+
+from dualmcmc.engine.trainer import train
+from dualmcmc.utils.images import save_png
+from tests.conftest import assert_refused, tiny
+
+TASKS = {  # and the networks they need
+    "sample": (),
+    "evaluate": ("generator",),  # for reconstructions
+    "long-chains": ("energy",),
+    "revise": ("energy", "generator"),
+    "reconstruct": ("generator",),
+    "interpolate": ("generator",),
+    "inpaint": ("generator",),
+    "outliers": ("energy",),
+    "report": (),
+}
+
+
+@pytest.mark.parametrize("method", ["short-run", "sr-abp", "vae", "cooperative"])
+def test_tasks(tmp_path, call, method):
+    config = tiny("train.images=32", f"method={method}")
+    train(config, tmp_path / "run", "cpu")
+    (tmp_path / "others").mkdir()
+    for number in range(2):
+        save_png(torch.randint(0, 256, (1, 8, 8), dtype=torch.uint8), tmp_path / "others" / f"{number}.png")
+    words = {
+        "outliers": ["--against", tmp_path / "others"],
+        "long-chains": ["sampling.steps=4"],
+        "evaluate": ["--metrics", "mse"],
+        "report": [],
+    }
+    for task, networks in TASKS.items():
+        few = [] if task == "report" else ["-n", 2]
+        answer = call(task, tmp_path / "run", *words.get(task, []), *few, "--device", "cpu")
+        missing = [name for name in networks if name not in config.networks]
+        if missing:
+            assert_refused(answer, missing[0], f"method={method} does not train")
+        else:
+            assert answer.code == 0, (task, answer)
