@@ -47,7 +47,8 @@ Crop = Literal["center", "none", "celeba108", "celeba128", "celeba140", "celeba1
 Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 MethodName = Literal[
-    "dual-mcmc", "cooperative", "amortized", "triangle", "no-mcmc", "short-run", "vae", "wae", "sr-abp",
+    "dual-mcmc", "cooperative", "amortized", "triangle", "no-mcmc", "short-run", "persistent", "improved-cd", "vae",
+    "wae", "abp", "sr-abp",
 ]  # fmt: skip
 NETWORKS: dict[MethodName, tuple[str, ...]] = {  # that each method trains
     "dual-mcmc": ("energy", "generator", "inference"),
@@ -56,8 +57,11 @@ NETWORKS: dict[MethodName, tuple[str, ...]] = {  # that each method trains
     "triangle": ("energy", "generator", "inference"),
     "no-mcmc": ("energy", "generator"),
     "short-run": ("energy",),
+    "persistent": ("energy",),
+    "improved-cd": ("energy",),
     "vae": ("generator", "inference"),
     "wae": ("generator", "inference"),
+    "abp": ("generator",),
     "sr-abp": ("generator",),
 }
 
@@ -359,6 +363,12 @@ class Teaching(Settings):
     entropy_samples: int = setting(20, "no-mcmc: latents per image that estimate the entropy's gradient", ge=1, le=1024)
     entropy_spread: float = setting(0.1, "no-mcmc: standard deviation of these latents around the image's own", gt=0)
 
+    buffer_size: int = setting(10_000, "persistent, improved-cd: samples in the buffer", ge=1, le=MAX_BATCH)
+    restart_probability: float = setting(
+        0.05, "persistent, improved-cd: probability that a chain starts again from noise", ge=0, le=1
+    )
+    divergence_weight: float = setting(1.0, "improved-cd: weight of the loss through the chain's last step", ge=0)
+
     def with_short_chains(self, steps: int) -> Teaching:
         """The same with chains of at most so many steps."""
         x_chain, z_chain = (replace(chain, steps=min(steps, chain.steps)) for chain in (self.x_chain, self.z_chain))
@@ -512,6 +522,8 @@ class Config(Settings):
         super().__post_init__()
         teaching, data = self.teaching, self.data
         is_image, shape = data.is_image, data.sample_shape
+        if self.method == "abp" and data.flip:
+            raise UserError("method=abp keeps a latent per image, so images cannot be mirrored: set data.flip=false.")
         if teaching.z_start == "prior" and self.method != "dual-mcmc":
             raise UserError(f"teaching.z_start=prior is for method=dual-mcmc, not for method={self.method}.")
         if teaching.energy_augment > 0 and not (is_image and shape[1] == shape[2]):

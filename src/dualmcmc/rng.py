@@ -29,6 +29,7 @@ class Stream(IntEnum):
     USE = 4  # a trained run
     FLIPS = 5  # which images are mirrored
     MASKS = 6  # inpainting masks
+    MEMORY = 7  # initial states of persistent chains
 
 
 def derive_seed(seed: int, *path: int) -> int:

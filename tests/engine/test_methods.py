@@ -18,17 +18,28 @@ from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
 from dualmcmc.engine.trainer import train
 from dualmcmc.health import examine
-from dualmcmc.methods import step
+from dualmcmc.methods import load_method, step
+from dualmcmc.methods.memory import Memory
 from tests.conftest import compiled_only, tiny
 
 CPU = torch.device("cpu")
-SHORT = ("train.images=64", "train.save_every=32", "train.log_every=1", "teaching.entropy_samples=3")
+SHORT = (
+    "train.images=64",
+    "train.save_every=32",
+    "train.log_every=1",
+    "teaching.entropy_samples=3",
+    "teaching.buffer_size=50",
+)
 METHODS = [*((name, ()) for name in NETWORKS), ("dual-mcmc", ("teaching.z_start=prior",))]
 each_method = pytest.mark.parametrize(("method", "overrides"), METHODS, ids=[" ".join([m, *o]) for m, o in METHODS])
 
 
 def config_of(method, overrides=()):
     return tiny(*SHORT, f"method={method}", *overrides)
+
+
+def memory_of(state):
+    return Memory(state.memory, torch.arange(6)) if state.memory else None
 
 
 @each_method
@@ -54,14 +65,16 @@ def test_resume_is_exact(tmp_path, method, overrides):
 
 @each_method
 def test_an_iteration_evaluates_only_what_was_compiled(monkeypatch, method, overrides):
+    if load_method(method).second_order:
+        pytest.skip("runs eagerly")
     monkeypatch.setattr(plan, "make_compiler", lambda *_: lambda layers: lambda *arguments: layers(*arguments))
     config = config_of(method, (*overrides, "engine.mode=compiled", "train.batch=6"))
-    state = TrainState(config, CPU)
+    state = TrainState(config, CPU, images=20)
     executors = build_executors(state.trio, config, resolve_plan(config.engine, CPU))
     assert compile_for_training(executors, config, 6, CPU) is None
     x = torch.rand(6, 1, 8, 8) * 2 - 1
     with compiled_only(executors):
-        stats = step(executors, state.optimizers, x, state.rng, config.teaching, method=method)
+        stats = step(executors, state.optimizers, x, state.rng, config.teaching, method=method, memory=memory_of(state))
     assert all(value.isfinite() for value in stats.values())
 
 
@@ -72,9 +85,10 @@ def test_executors_compute_the_same(method, overrides):
     x = torch.rand(6, 1, 8, 8) * 2 - 1
     found = []
     for engine in (config.engine, replace(config.engine, micro_batch=100)):
-        state = TrainState(config, CPU)
+        state = TrainState(config, CPU, images=20)
         nets = build_executors(state.trio, replace(config, engine=engine), resolve_plan(engine, CPU))
-        found.append(step(nets, state.optimizers, x, state.rng, config.teaching, method=method))
+        memory = memory_of(state)
+        found.append(step(nets, state.optimizers, x, state.rng, config.teaching, method=method, memory=memory))
     assert nets is not state.trio
     for name, value in found[0].items():
         assert torch.allclose(found[1][name], value, rtol=1e-4, atol=1e-6), name
@@ -115,3 +129,16 @@ def test_settings_of_other_methods():
         config_of("vae", ["teaching.z_start=prior"])
     with pytest.raises(UserError, match="method"):
         config_of("gan")
+
+
+def test_gradients_of_gradients_are_not_compiled(tmp_path):
+    config = config_of("improved-cd", ["engine.mode=compiled"])
+    result = train(config, tmp_path / "run", CPU, max_images=32)
+    assert result.engine == "eager, float32"
+    notes = [entry["text"] for entry in read_log(RunFolder(tmp_path / "run").log) if entry["kind"] == "note"]
+    assert notes == []
+
+
+def test_mirrored_images_have_no_persistent_latents():
+    with pytest.raises(UserError, match=r"method=abp keeps a latent per image.*: set data\.flip=false"):
+        config_of("abp", ["data.flip=true"])

@@ -67,6 +67,10 @@ class BatchLoader:
         which = self._order.indices(begin, self.local_batch) if self._stream is None else self._stream.get(begin)
         return (which, self._flips.flips(begin, self.local_batch)) if self.flip else (which,)
 
+    def indices(self, start: int) -> Tensor:
+        """The indices in the training set of the images that `select` chooses, on the device."""
+        return self._order.indices(start + self._offset, self.local_batch).to(self._flips.device)
+
     def gather(self, which: Tensor, mirrored: Tensor | None = None) -> Tensor:
         """The selected batch. Runs on the device alone, so that a CUDA graph can capture it."""
         x = which if self._pixels is None else self._pixels[which]

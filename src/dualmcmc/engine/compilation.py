@@ -12,7 +12,8 @@ from dualmcmc.config import Config
 from dualmcmc.engine.compile_worker import Job, compile_in_parallel
 from dualmcmc.engine.compiler import caching, compile_error
 from dualmcmc.engine.executor import Executor, Mode
-from dualmcmc.methods import load_method
+from dualmcmc.methods import Method, load_method
+from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
 from dualmcmc.rng import make_generator
 from dualmcmc.utils.progress import Advance, ProgressFactory, no_progress
@@ -35,7 +36,7 @@ def _evaluations(executors: Trio, config: Config, batch: int, device: torch.devi
     method, rng, teaching = load_method(config.method), make_generator(0, device), config.teaching.with_short_chains(1)
     with ExitStack() as stack:
         calls = [(net, stack.enter_context(net.recording())) for net in _as_executors(executors)]
-        method.losses(executors, x, z, rng, teaching)
+        method.evaluate(executors, x, z, rng, teaching, memory=_initial_memory(method, config, device))
         if method.after is not None:
             method.after(executors, x, z, rng, teaching)
     return [
@@ -43,6 +44,14 @@ def _evaluations(executors: Trio, config: Config, batch: int, device: torch.devi
         for net, seen in calls
         for mode, inputs in seen
     ]
+
+
+def _initial_memory(method: Method, config: Config, device: torch.device) -> Memory | None:
+    if method.memory is None:
+        return None
+    tensors = method.memory(config.teaching, config.data.sample_shape, SAMPLES, make_generator(0))
+    tensors = {name: value.to(device) for name, value in tensors.items()}
+    return Memory(tensors, torch.arange(SAMPLES, device=device), read_only=True)
 
 
 def compile_for_sampling(

@@ -61,6 +61,14 @@ class World:
         """The values of all ranks, in rank order."""
         return [value]
 
+    def all_gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, those of rank 0 first; each has equally many."""
+        if self.size == 1:
+            return rows
+        parts = rows.new_zeros(self.size, *rows.shape)
+        parts[self.rank] = rows
+        return self.all_reduce_(parts).flatten(0, 1)
+
     def all_reduce_(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
         return tensor

@@ -92,16 +92,27 @@ def fit_plan(plan: ExecutionPlan, networks: Trio, config: Config) -> ExecutionPl
     generator = torch.Generator().manual_seed(0)
     x = (2 * torch.rand(2, *config.data.sample_shape, generator=generator) - 1).to(plan.device)
     z = torch.randn(2, config.teaching.latent_dim, generator=generator).to(plan.device)
-    full = "tf32" if plan.device.type == "cuda" else "float32"
     set_precision(plan)
     if obstacle := _executor_obstacle(networks, x, z, torch.float32):
         if config.engine.micro_batch:
             raise UserError(f"engine.micro_batch does not support these networks ({obstacle}): set it to null.")
-        notes = (*plan.notes, f"running eagerly: {obstacle}")
-        return replace(plan, compiled=False, precision=full, notes=notes)
+        return without_compilation(plan, obstacle)
     if plan.precision == "bfloat16" and (obstacle := _executor_obstacle(networks, x, z, torch.bfloat16)):
+        full = _full_precision(plan)
         return replace(plan, precision=full, notes=(*plan.notes, f"convolutions in {full}: {obstacle}"))
     return plan
+
+
+def without_compilation(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
+    """The plan for networks that run as plain modules; `reason` becomes a note if that changes the plan."""
+    if not plan.compiled and plan.precision != "bfloat16":
+        return plan
+    notes = (*plan.notes, f"running eagerly: {reason}")
+    return replace(plan, compiled=False, precision=_full_precision(plan), notes=notes)
+
+
+def _full_precision(plan: ExecutionPlan) -> str:
+    return "tf32" if plan.device.type == "cuda" else "float32"
 
 
 def _executor_obstacle(networks: Trio, x: Tensor, z: Tensor, dtype: torch.dtype) -> str | None:

@@ -13,16 +13,10 @@ from dualmcmc.pretrained import has_name
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.files import expand_user
 
-FIXED = (
-    "seed",
-    "method",
-    "data",
-    "nets",
-    "teaching.latent_dim",
-    "teaching.z_start",
-    "ema",
+FIXED = (  # a resumed run cannot change these,
+    "seed", "method", "data", "nets", "teaching.latent_dim", "teaching.z_start", "teaching.buffer_size", "ema",
     "train.init",
-)  # a resumed run cannot change these,
+)  # fmt: skip
 FREE = (  # except for where its images are, and what its classes are called
     "data.path", "data.test_path", "data.place", "data.workers", "nets.classes",
 )  # fmt: skip

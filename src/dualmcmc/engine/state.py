@@ -19,7 +19,7 @@ from dualmcmc.engine import checkpoint
 from dualmcmc.engine.ddp import convert_sync_batchnorm
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.run_folder import RunFolder, locate_snapshot
-from dualmcmc.methods import Optimizers
+from dualmcmc.methods import Optimizers, load_method
 from dualmcmc.nets import Trio, build
 from dualmcmc.nets.custom import Networks, as_trio, check_networks, copied
 from dualmcmc.nets.signal import normalize_signal
@@ -67,7 +67,8 @@ class TrainState:
     """Networks, optimizers, EMA, random generators and progress; identical on every rank.
 
     Learning rates and data order are functions of `images`, so they need no state of their own. `networks`, if given,
-    are trained in place of those that `config.nets` describes.
+    are trained in place of those that `config.nets` describes. `images` in the training set, for methods with a memory
+    per image.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class TrainState:
         data: str = "",
         world: World = SINGLE_PROCESS,
         networks: Trio | None = None,
+        images: int = 0,
     ) -> None:
         self.config, self.device, self.data = config, device, data  # data: fingerprint of the training images
         self.world = world
@@ -90,11 +92,20 @@ class TrainState:
         self.ema = EMA(self.trio, config.ema)
         rng.seed_globals(rng.derive_seed(config.seed, rng.Stream.GLOBALS))
         self.rng = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.METHOD), device)
+        self.memory = self._initial_memory(images)  # of the method; updated in place
         self.iteration = 0
         self.images = 0
         self.seconds = 0.0  # of training, over all sessions
         self.rollbacks = 0  # after divergence
         self.learning_rates: dict[str, float] = {}  # as last set
+
+    def _initial_memory(self, images: int) -> dict[str, torch.Tensor]:
+        method, seed = load_method(self.config.method), rng.derive_seed(self.config.seed, rng.Stream.MEMORY)
+        if method.memory is None:
+            return {}
+        shape = self.config.data.sample_shape
+        tensors = method.memory(self.config.teaching, shape, images, rng.make_generator(seed))  # the same on any device
+        return {name: value.to(self.device) for name, value in tensors.items()}
 
     def load_weights(self, target: str) -> dict[str, Any]:
         """Start from the networks of another run (`train.init`); returns which they are."""
@@ -162,7 +173,7 @@ class TrainState:
                         self.world.all_reduce_(statistic).div_(self.world.size)
             if self.config.nets.kind == "custom":
                 self._share_buffers(net)
-        named = {**self.trio.state_dict(), **self.ema.nets.state_dict(prefix="ema.")}
+        named = {**self.trio.state_dict(), **self.ema.nets.state_dict(prefix="ema."), **self.memory}
         sums = torch.stack([value.double().sum() for value in named.values()]).tolist()
         for rank, others in enumerate(self.world.all_gather(sums)):
             different = [name for name, mine, other in zip(named, sums, others, strict=True) if mine != other]
@@ -185,6 +196,7 @@ class TrainState:
         tensors |= checkpoint.with_prefix("ema", self.ema.nets.state_dict())
         for name, optimizer in self._adams.items():
             tensors |= checkpoint.with_prefix(f"optim.{name}", checkpoint.optimizer_tensors(optimizer))
+        tensors |= checkpoint.with_prefix("memory", self.memory)
         rng_tensors, rng_plain = rng.capture(self.rng)
         tensors |= checkpoint.with_prefix("rng", rng_tensors)
         plain = {"rng": rng_plain, "seconds": self.seconds, "data": self.data, "rollbacks": self.rollbacks}
@@ -211,6 +223,8 @@ class TrainState:
         try:
             for name, optimizer in self._adams.items():
                 checkpoint.load_optimizer(optimizer, checkpoint.strip_prefix(f"optim.{name}", tensors))
+            for name, value in self.memory.items():
+                value.copy_(tensors[f"memory.{name}"])
             self.iteration, self.images, self.rollbacks = (
                 _count(info[name], name, int) for name in ("iteration", "images", "rollbacks")
             )

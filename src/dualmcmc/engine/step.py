@@ -25,6 +25,7 @@ from dualmcmc.engine.executor import uncompiled
 from dualmcmc.engine.plan import ExecutionPlan, build_executors
 from dualmcmc.engine.state import TrainState
 from dualmcmc.methods import Lanes, Stats, load_method, sequential, step
+from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import Watched, frozen, unchanged
 from dualmcmc.utils.images import as_float
@@ -62,6 +63,7 @@ class TrainStep:
         self._rng = rng.SharedGenerator(state.rng, world.rank, world.size) if self._shares_noise else state.rng
         self._pending: deque[torch.cuda.Event] = deque()  # the newest iterations on the device
         self._selection: tuple[Tensor, ...] = ()  # of the current batch; fixed addresses, for the CUDA graph
+        self._indices: tuple[Tensor, ...] = ()  # of its images, for methods that remember; as above
         self._run: Callable[[], None] = self._update
         self._lanes: Lanes = sequential
         self._teaching = config.teaching.at(state.images)
@@ -104,12 +106,9 @@ class TrainStep:
         teaching = self.config.teaching.at(state.images)
         if teaching != self._teaching:
             self._set_teaching(teaching)
-        selection = self.loader.select(state.images)
-        if self._selection:
-            for current, new in zip(self._selection, selection, strict=True):
-                current.copy_(new)
-        else:
-            self._selection = tuple(part.clone() for part in selection)
+        self._selection = _renewed(self._selection, self.loader.select(state.images))
+        if state.memory:
+            self._indices = _renewed(self._indices, (self.loader.indices(state.images),))
         state.ema.set_decay(state.images + batch, batch)
         with self._undone_if_abandoned():
             self._run()
@@ -124,14 +123,19 @@ class TrainStep:
     def _update(self) -> None:
         """The device's part; can be captured as a CUDA graph."""
         state = self.state
-        stats = step(
-            self._networks, state.optimizers, self._batch(), self._rng, self._teaching, self._lanes, self._method
-        )
+        x, memory = self._batch(), self._memory()
+        stats = step(self._networks, state.optimizers, x, self._rng, self._teaching, self._lanes, self._method, memory)
         self.window.add(stats)
         state.ema.update()
 
     def _batch(self) -> Tensor:
         return as_float(self.loader.gather(*self._selection))
+
+    def _memory(self, read_only: bool = False) -> Memory | None:
+        """What the method remembers, for the current batch."""
+        if not self.state.memory:
+            return None
+        return Memory(self.state.memory, self._indices[0], read_only, self.world.all_gather_rows)
 
     def _interruptible(self, networks: Trio) -> Trio:
         """`networks`, with `give_up` asked before every chain step."""
@@ -172,8 +176,18 @@ class TrainStep:
             stack.enter_context(uncompiled(self.executors))  # no compilation for this alone
             for network in self.executors.children():
                 stack.enter_context(frozen(network))
-            window.add(self._method.losses(self._interruptible(self.executors), x, z, noise, cfg).stats)
+            networks, memory = self._interruptible(self.executors), self._memory(read_only=True)
+            window.add(self._method.evaluate(networks, x, z, noise, cfg, memory=memory).stats)
         return window.read(1, self.world)
+
+
+def _renewed(current: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`new`, in the tensors of `current` if there are any."""
+    if not current:
+        return tuple(part.clone() for part in new)
+    for old, part in zip(current, new, strict=True):
+        old.copy_(part)
+    return current
 
 
 class StatsWindow:

@@ -20,12 +20,13 @@ from dualmcmc.engine.ddp import init_distributed
 from dualmcmc.engine.distributed import World
 from dualmcmc.engine.log import NullLog, RunLog, read_log
 from dualmcmc.engine.loop import OnLog, OnSave, TrainLoop
-from dualmcmc.engine.plan import fit_plan, resolve_plan
+from dualmcmc.engine.plan import fit_plan, resolve_plan, without_compilation
 from dualmcmc.engine.resume import check_unchanged, nothing_to_resume, resumed_config, with_absolute_paths
 from dualmcmc.engine.run_folder import RunFolder, RunLock
 from dualmcmc.engine.signals import StopSignals
 from dualmcmc.engine.state import TrainState, latest_valid_state, read_config
 from dualmcmc.engine.tracking import check_trackers, open_trackers
+from dualmcmc.methods import load_method
 from dualmcmc.nets import Trio, parameter_counts
 from dualmcmc.nets.custom import Networks, as_trio, check_networks, describe_classes, has_gains, require_trainable
 from dualmcmc.utils.device import (
@@ -179,6 +180,8 @@ def _set_up(
         set_deterministic(device, cfg.train.deterministic)
         set_num_threads(cfg.engine.threads)
         plan = resolve_plan(cfg.engine, device)
+        if load_method(cfg.method).second_order:
+            plan = without_compilation(plan, f"method={cfg.method} needs gradients of gradients")
         if networks is not None:
             x = as_float(images.train.take([0, len(images.train) - 1]).to(device))
             check_networks(networks.to(device).train(), x, cfg.teaching.latent_dim)
@@ -188,7 +191,7 @@ def _set_up(
         if not resume:
             cfg = replace(cfg, description=_describe(cfg, given))
         checksum = fingerprint(images.train)
-        state = TrainState(cfg, device, checksum, world, networks)
+        state = TrainState(cfg, device, checksum, world, networks, len(images.train))
     checksums = world.all_gather(checksum)
     with world.fail_together():
         if len(set(checksums)) > 1:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc.config import Teaching
+from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
 from dualmcmc.rng import RandomSource, randn
 
@@ -47,12 +48,30 @@ class Optimizers(NamedTuple):
 class Method:
     """A learning rule.
 
-    `losses(trio, x, z, rng, cfg, lanes)` are its losses for data x (B, ...) and prior draws z (B, d). `after` with the
-    same arguments but `lanes`, if it returns losses, are those of a second update that follows the first.
+    `losses(trio, x, z, rng, cfg, lanes=lanes)` are its losses for data x (B, ...) and prior draws z (B, d).
+    `after(trio, x, z, rng, cfg)`, if it returns losses, are those of a second update that follows the first.
+    `memory(cfg, sample_shape, images, rng)` are the initial tensors of a method that remembers; its losses take
+    `memory=` too. `second_order`: gradients of gradients, for which networks cannot be compiled.
     """
 
     losses: Callable[..., Losses]
     after: Callable[..., Losses | None] | None = None
+    memory: Callable[[Teaching, tuple[int, ...], int, torch.Generator], dict[str, Tensor]] | None = None
+    second_order: bool = False
+
+    def evaluate(
+        self,
+        trio: Trio,
+        x: Tensor,
+        z: Tensor,
+        rng: RandomSource,
+        cfg: Teaching,
+        lanes: Lanes | None = None,
+        memory: Memory | None = None,
+    ) -> Losses:
+        """The losses, with `memory` if the method has one."""
+        options = {} if self.memory is None else {"memory": memory}
+        return self.losses(trio, x, z, rng, cfg, lanes=lanes or sequential, **options)
 
 
 @contextmanager
@@ -75,11 +94,15 @@ def step(
     cfg: Teaching,
     lanes: Lanes = sequential,
     method: Method | str = "dual-mcmc",
+    memory: Memory | None = None,
 ) -> Stats:
-    """One iteration on data x (B, ...): the losses, then one update of each network. Returns the statistics."""
+    """One iteration on data x (B, ...): the losses, then one update of each network. Returns the statistics.
+
+    `memory`: of a method that remembers, see `Method`.
+    """
     rule = load_method(method) if isinstance(method, str) else method
     z = randn((len(x), cfg.latent_dim), x, rng)
-    losses = rule.losses(trio, x, z, rng, cfg, lanes)
+    losses = rule.evaluate(trio, x, z, rng, cfg, lanes, memory)
     stats = losses.stats | update(optimizers, losses, lanes)
     second = rule.after(trio, x, z, rng, cfg) if rule.after is not None else None
     return stats if second is None else stats | second.stats | update(optimizers, second)
