@@ -3,7 +3,8 @@ import torch
 
 from dualmcmc import config_io
 from dualmcmc.config import Teaching
-from dualmcmc.methods.terms import energy_stats, paired_energies, random_shift, regularize
+from dualmcmc.methods.augment import draw_augmentation
+from dualmcmc.methods.terms import energy_stats, paired_energies, random_shift, regularize, sample_energy
 from dualmcmc.rng import SharedGenerator, make_generator
 from dualmcmc.utils.errors import UserError
 
@@ -83,3 +84,22 @@ def test_shift_must_be_smaller_than_the_image(preset):
     config_io.load_config(preset, [on, f"teaching.energy_shift={size - 1}"])
     with pytest.raises(UserError, match=rf"teaching\.energy_shift={size} must be smaller than data\.size={size}"):
         config_io.load_config(preset, [on, f"teaching.energy_shift={size}"])
+
+
+@pytest.mark.parametrize("augment", [0.0, 0.7])
+def test_sample_energy_has_the_gradient_of_the_transformed_samples_alone(augment):
+    x, scale = make_images(6).double().requires_grad_(), torch.nn.Parameter(torch.tensor(2.0))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    net.double()
+    found = sample_energy(net, scale * x, Teaching(energy_augment=augment), make_generator(0))
+    drawn = draw_augmentation(x, augment, make_generator(0))
+    expected = net(drawn(scale * x)).flatten()
+    assert torch.allclose(found, expected)
+    for ours, plain in zip(*(torch.autograd.grad(e.sum(), [x, scale]) for e in (found, expected)), strict=True):
+        assert torch.allclose(ours, plain)
+    assert all(
+        g is None
+        for g in torch.autograd.grad(
+            sample_energy(net, scale * x, Teaching(), None).sum(), list(net.parameters()), allow_unused=True
+        )
+    )

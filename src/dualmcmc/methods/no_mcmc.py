@@ -6,7 +6,9 @@ training of energy-based models*, ICLR 2021.
 With respect to Algorithm 1 there are no chains and no inference model: the generator descends the energy and ascends
 the entropy of its samples, whose gradient is estimated by importance sampling from latents around the sample's own.
 Unlike in the paper, their spread is a setting and not learned, as is sigma, and the energy's regularisation is that of
-the other methods (`energy_l2`, spectral norm) instead of a gradient penalty.
+the other methods (`energy_l2`, spectral norm) instead of a gradient penalty. The spread should be about that of
+p(z|x): if it is much narrower, the estimate loses most of the gradient, since all proposals then explain the sample
+as well as its own latent.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import Network, energies, squared_norm
+from dualmcmc.langevin import Network, squared_norm
 from dualmcmc.methods import Lanes, Losses, Method, sequential, terms
 from dualmcmc.nets import Trio
 from dualmcmc.nets.frozen import frozen
@@ -27,14 +29,13 @@ def no_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching, 
     energy, generator = trio.energy, trio.generator
     x_hat = generator(z)
     x_sample = x_hat + cfg.sigma * randn_like(x_hat, rng)  # of p(x|z), as the entropy requires
+    sample_energy = terms.sample_energy(energy, x_sample, cfg, rng).mean()
 
     with lanes() as lane:
         with lane():
             loss_energy, stats = terms.contrast(energy, x, x_sample.detach(), cfg, rng)
         with lane():
             score = log_density_gradient(generator, x_sample.detach(), z, cfg, rng)
-            with frozen(energy) as net:
-                sample_energy = energies(net, x_sample).mean()
             # The entropy's gradient is that of -log p(x_sample) through x_sample alone.
             negative_entropy = (score * x_sample).flatten(1).sum(1).mean()
             loss_generator = sample_energy + cfg.entropy_weight * negative_entropy

@@ -112,6 +112,18 @@ def generate(generator: Network, z: Tensor) -> Tensor:
         return x
 
 
+def sample_energy(energy: Network, x: Tensor, cfg: Teaching, rng: RandomSource) -> Tensor:
+    """E(x) of each sample, (B,), as a function of x alone, for a generator that descends it.
+
+    The gradient is taken here and not when the generator's loss is differentiated, by when E may have been updated.
+    """
+    point = x.detach().requires_grad_()
+    with frozen(augmented(energy, point, cfg, rng)) as net:
+        values = energies(net, point)
+        (gradient,) = torch.autograd.grad(values.sum(), point)
+    return values.detach() + (gradient * (x - x.detach())).flatten(1).sum(1)
+
+
 def uniform_noise(x: Tensor, rng: RandomSource) -> Tensor:
     """Uniform on [-1, 1], in the shape of x."""
     return 2 * rand(x.shape, x, rng) - 1

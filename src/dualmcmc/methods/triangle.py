@@ -13,10 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from dualmcmc.config import Teaching
-from dualmcmc.langevin import energies
 from dualmcmc.methods import Lanes, Losses, Method, sequential, terms
 from dualmcmc.nets import Gaussian, Trio
-from dualmcmc.nets.frozen import frozen
 from dualmcmc.rng import RandomSource
 
 
@@ -30,14 +28,13 @@ def triangle(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching,
     w_data, _ = terms.generator_weights(cfg)
     x_hat = generator(z)
     x_sample = terms.add_start_noise(x_hat, cfg, rng)  # p(x|z) has constant entropy
+    sample_energy = terms.sample_energy(energy, x_sample, cfg, rng).mean()
 
     with lanes() as lane:
         with lane():
             loss_energy, energy_stats = terms.contrast(energy, x, x_sample.detach(), cfg, rng)
         with lane():
             loss_autoencoder, stats = terms.negative_elbo(generator, inference, x, w_data, cfg, rng)  # KL(Q || P)
-            with frozen(energy) as net:
-                sample_energy = energies(net, x_sample).mean()
             sample_nll = Gaussian(*inference(x_sample)).nll(z).mean()
             loss_autoencoder = loss_autoencoder + sample_energy + sample_nll  # KL(P || Pi)
     stats = energy_stats | stats | {"inference_sample_nll": sample_nll.detach()}
