@@ -21,9 +21,9 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
 
     All four samples come from the parameters as they are (alpha_t, theta_t, phi_t) and carry no gradient.
     With `second_x_chain` the energy's loss is left to the function of that name, after the generator's update; with
-    `z_start` = "prior" there is no inference model.
+    `z_start` = "prior" the inference model, if there is one, is left alone.
     """
-    energy, generator, inference = trio.energy, trio.generator, trio.inference
+    energy, generator, inference = trio.energy, trio.generator, None if cfg.z_start == "prior" else trio.inference
     w_data, w_sample = terms.generator_weights(cfg)  # the paper's: 1 / (2 sigma^2) each
     x_trace, z_trace = Trace(gradients_only=True), Trace(gradients_only=True) if cfg.z_chain.metropolis else None
 
