@@ -8,98 +8,68 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Independent, Normal
 
 from dualmcmc.config import Chain, Teaching
 from dualmcmc.methods import Optimizers, step
 from dualmcmc.methods.dual_mcmc import dual_mcmc
 from dualmcmc.nets import Trio
-
-B, D, X = 6, 3, 5
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.mean = nn.Sequential(nn.Linear(X, 8), nn.Tanh(), nn.Linear(8, D))
-        self.log_var = nn.Linear(X, D)
-
-    def forward(self, x):
-        return self.mean(x), self.log_var(x)
-
-
-def make_trio():
-    energy = nn.Sequential(nn.Linear(X, 8), nn.SiLU(), nn.Linear(8, 1, bias=False), nn.Flatten(0))
-    generator = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, X))
-    return Trio(energy, generator, TwoHeads()).double()
-
-
-def make_batch():
-    return torch.randn(B, X, dtype=torch.float64), torch.randn(B, D, dtype=torch.float64)
-
-
-PAPER = Teaching(
-    latent_dim=D, sigma=0.4, x_chain=Chain(steps=5, step_size=0.03), z_chain=Chain(steps=4, step_size=0.02)
+from tests.methods.plain import (
+    PAPER,
+    B,
+    D,
+    TwoHeads,
+    X,
+    dependencies,
+    gradients,
+    log_likelihood,
+    log_prior,
+    make_batch,
+    make_trio,
+    normal,
+    posterior,
+    seeded,
+    x_chain,
+    z_chain,
 )
 
 
 def paper_samples(trio, x, z, seed, sigma, start_noise=0.0):
-    """x~ (Eq. 3) and z~ (Eq. 6) from the current parameters."""
-    rng = torch.Generator().manual_seed(seed)
-
-    def noise(like):
-        return torch.randn(like.shape, dtype=torch.float64, generator=rng)
-
-    def f(points):
-        return -trio.energy(points)
-
-    x_tau = trio.generator(z).detach()
+    """x~ (Eq. 3) and z~ (Eq. 6) from the current parameters; without an inference model z^ is a draw of N(0, I)."""
+    rng = seeded(seed)
+    x_hat = trio.generator(z).detach()
     if start_noise:
-        x_tau = x_tau + start_noise * noise(x_tau)
-    s = PAPER.x_chain.step_size
-    for _ in range(PAPER.x_chain.steps):
-        point = x_tau.clone().requires_grad_()
-        score = torch.autograd.grad(f(point).sum(), point)[0]
-        x_tau = x_tau + s * score + (2 * s) ** 0.5 * noise(x_tau)
-    mean, log_var = trio.inference(x)
-    z_tau = (mean + log_var.exp().sqrt() * noise(mean)).detach()
-    s = PAPER.z_chain.step_size
-    for _ in range(PAPER.z_chain.steps):
-        point = z_tau.clone().requires_grad_()
-        log_joint = log_p(trio, x, point, sigma)
-        score = torch.autograd.grad(log_joint.sum(), point)[0]
-        z_tau = z_tau + s * score + (2 * s) ** 0.5 * noise(z_tau)
-    return x_tau, z_tau
+        x_hat = x_hat + start_noise * normal(x_hat, rng)
+    x_rev = x_chain(trio.energy, x_hat, rng)
+    z_hat = normal(z, rng)
+    if trio.inference is not None:
+        mean, log_var = trio.inference(x)
+        z_hat = (mean + log_var.exp().sqrt() * z_hat).detach()
+    return x_rev, z_chain(trio.generator, z_hat, x, rng, sigma)
 
 
 def log_p(trio, x, z, sigma):
-    """log p_theta(x, z) = log N(x; g(z), sigma^2 I) + log N(z; 0, I)."""
-    likelihood = Independent(Normal(trio.generator(z), sigma), 1).log_prob(x)
-    prior = Independent(Normal(torch.zeros_like(z), torch.ones_like(z)), 1).log_prob(z)
-    return likelihood + prior
+    """log p_theta(x, z)."""
+    return log_likelihood(trio.generator, x, z, sigma) + log_prior(z)
 
 
 def log_q(trio, z, x):
-    mean, log_var = trio.inference(x)
-    return Independent(Normal(mean, log_var.exp().sqrt()), 1).log_prob(z)
-
-
-def gradients(value, net):
-    return torch.autograd.grad(value, list(net.parameters()), allow_unused=True)
+    return posterior(trio.inference, x).log_prob(z)
 
 
 def paper_gradients(trio, x, z, x_rev, z_rev, sigma):
-    """The three ascent directions, expectations as batch means."""
-    return {
+    """The ascent directions, expectations as batch means."""
+    directions = {
         # Eq. 7
         "energy": gradients((-trio.energy(x)).mean() - (-trio.energy(x_rev)).mean(), trio.energy),
         # Eq. 10
         "generator": gradients(
             log_p(trio, x, z_rev, sigma).mean() + log_p(trio, x_rev, z, sigma).mean(), trio.generator
         ),
-        # Eq. 15
-        "inference": gradients(log_q(trio, z_rev, x).mean() + log_q(trio, z, x_rev).mean(), trio.inference),
     }
+    if trio.inference is not None:
+        # Eq. 15
+        directions["inference"] = gradients(log_q(trio, z_rev, x).mean() + log_q(trio, z, x_rev).mean(), trio.inference)
+    return directions
 
 
 @pytest.mark.parametrize("start_noise", [0.0, 0.4])
@@ -120,11 +90,35 @@ def test_each_loss_depends_on_its_own_network_only():
     trio, (x, z) = make_trio(), make_batch()
     losses = dual_mcmc(trio, x, z, None, PAPER)
     for name in ("energy", "generator", "inference"):
-        for other, net in trio.named_children():
-            found = torch.autograd.grad(
-                getattr(losses, name), list(net.parameters()), allow_unused=True, retain_graph=True
-            )
-            assert all((g is not None) == (name == other) for g in found)
+        assert dependencies(getattr(losses, name), trio) == {name}
+    assert losses.autoencoder is None
+
+
+def test_without_inference_the_z_chain_starts_at_the_prior():
+    (x, z), cfg = make_batch(), replace(PAPER, z_start="prior")
+    trio = make_trio("energy", "generator")
+    losses = dual_mcmc(trio, x, z, seeded(3), cfg)
+    expected = paper_gradients(trio, x, z, *paper_samples(trio, x, z, 3, cfg.sigma), cfg.sigma)
+    assert expected.keys() == {"energy", "generator"}
+    for name, paper in expected.items():
+        found = gradients(-getattr(losses, name), trio.get_submodule(name))
+        assert all(
+            torch.allclose(ours, theirs, rtol=1e-5, atol=1e-9) for ours, theirs in zip(found, paper, strict=True)
+        )
+        assert dependencies(getattr(losses, name), trio) == {name}
+    assert losses.inference is losses.autoencoder is None
+    assert losses.stats.keys() == dual_mcmc(make_trio(), x, z, None, PAPER).stats.keys() - {
+        "inference_data_nll",
+        "inference_sample_nll",
+    }
+
+
+def test_from_the_prior_an_inference_model_is_left_alone():
+    (x, z), cfg, trio = make_batch(), replace(PAPER, z_start="prior"), make_trio()
+    losses = dual_mcmc(trio, x, z, seeded(3), cfg)
+    without = dual_mcmc(Trio(trio.energy, trio.generator), x, z, seeded(3), cfg)
+    assert losses.inference is None
+    assert torch.equal(losses.generator, without.generator)
 
 
 def test_weights_scale_their_terms():

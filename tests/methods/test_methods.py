@@ -1,0 +1,112 @@
+"""Every learning rule: its losses fit its networks, and it learns a mixture of Gaussians in the plane."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dualmcmc.config import NETWORKS, Chain
+from dualmcmc.methods import Losses, Method, Optimizers, load_method, step
+from dualmcmc.nets import Trio
+from examples import mixture
+from tests.methods.plain import PAPER, dependencies, make_batch, make_trio, seeded
+
+ITERATIONS, BATCH = 300, 128
+LEARNING_RATES = {"energy": 1.5e-3, "generator": 4e-3, "inference": 4e-3}  # samplers that keep up with the energy
+TEACHING = replace(
+    mixture.TEACHING,
+    sigma=0.3,
+    start_noise=0.3,
+    x_chain=Chain(steps=15, step_size=0.05),
+    z_chain=Chain(steps=5, step_size=0.016),
+    entropy_spread=0.3,
+)
+every_method = pytest.mark.parametrize("name", NETWORKS)
+
+
+def trained(losses):
+    """The networks that a method's losses train."""
+    own = {name for name in ("energy", "generator", "inference") if getattr(losses, name) is not None}
+    return own | ({"generator", "inference"} if losses.autoencoder is not None else set())
+
+
+@every_method
+def test_losses_are_for_the_networks_of_the_method(name):
+    method, trio, (x, z) = load_method(name), make_trio(*NETWORKS[name]), make_batch()
+    losses = method.losses(trio, x, z, seeded(0), PAPER)
+    assert isinstance(method, Method)
+    assert isinstance(losses, Losses)
+    assert trained(losses) == set(NETWORKS[name])
+    for part in ("energy", "generator", "inference"):
+        if (loss := getattr(losses, part)) is not None:
+            assert dependencies(loss, trio) == {part}
+    if losses.autoencoder is not None:
+        assert dependencies(losses.autoencoder, trio) == {"generator", "inference"}
+    for loss in (losses.energy, losses.generator, losses.inference, losses.autoencoder):
+        assert loss is None or loss.shape == ()
+    for value in losses.stats.values():
+        assert value.shape == ()
+        assert value.isfinite()
+        assert not value.requires_grad
+
+
+@every_method
+def test_a_step_changes_every_network_of_the_method(name):
+    trio, (x, _) = make_trio(*NETWORKS[name]), make_batch()
+    before = {part: [p.detach().clone() for p in net.parameters()] for part, net in trio.named_children()}
+    optimizers = Optimizers(**{part: torch.optim.SGD(net.parameters(), lr=0.1) for part, net in trio.named_children()})
+    stats = step(trio, optimizers, x, seeded(0), PAPER, method=name)
+    for part, net in trio.named_children():
+        assert any(not torch.equal(old, new) for old, new in zip(before[part], net.parameters(), strict=True))
+        assert stats[f"grad_norm_{part}"] > 0
+
+
+@every_method
+def test_losses_repeat_with_the_seed(name):
+    trio, (x, z) = make_trio(*NETWORKS[name]), make_batch()
+    first, second = (load_method(name).losses(trio, x, z, seeded(5), PAPER).stats for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def mean_distance(a, b):
+    return torch.cdist(a, b).sum() / (len(a) * (len(b) - (a is b)))
+
+
+@torch.no_grad()
+def measure(trio):
+    """What should fall: KL(data || EBM), the energy distance of samples from the data, the reconstruction error."""
+    rng, found = seeded(99), {}
+    x = mixture.sample_data(1000, rng)
+    if trio.energy is not None:
+        found["divergence"] = mixture.kl_to_data(trio.energy)
+    if trio.generator is not None:
+        x_hat = trio.generator(torch.randn(1000, 2, generator=rng))
+        x_hat = x_hat + TEACHING.sigma * torch.randn(x_hat.shape, generator=rng)
+        found["distance"] = float(2 * mean_distance(x, x_hat) - mean_distance(x, x) - mean_distance(x_hat, x_hat))
+    if trio.inference is not None:
+        found["error"] = float((x - trio.generator(trio.inference(x)[0])).square().sum(1).mean())
+    return found
+
+
+@every_method
+def test_learns_a_mixture(name, monkeypatch):
+    """With the same settings for all, and wide limits, since there are few iterations."""
+    monkeypatch.setattr(mixture, "CELLS", 100)
+    nets, rng = mixture.build(0), seeded(0)
+    trio = Trio(**{part: nets.get_submodule(part) for part in NETWORKS[name]})
+    optimizers = Optimizers(
+        **{
+            part: torch.optim.Adam(net.parameters(), lr=LEARNING_RATES[part], betas=(0.5, 0.9))
+            for part, net in trio.named_children()
+        }
+    )
+    before = measure(trio)
+    for iteration in range(ITERATIONS):
+        for part in NETWORKS[name]:
+            decay = min(1.0, 2 * (1 - iteration / ITERATIONS))
+            getattr(optimizers, part).param_groups[0]["lr"] = LEARNING_RATES[part] * decay
+        step(trio, optimizers, mixture.sample_data(BATCH, rng), rng, TEACHING, method=name)
+    after = measure(trio)
+    limits = {"divergence": 0.75, "distance": 0.25, "error": 0.1}
+    for key, value in after.items():
+        assert value < limits[key] * before[key], key
