@@ -35,6 +35,9 @@ RUNS = {
     "synced": ("nets.kind=resnet", "engine.sync_batchnorm=true"),
     "triangle": ("method=triangle",),
     "no-mcmc": ("method=no-mcmc", "teaching.entropy_samples=2"),
+    "persistent": ("method=persistent", "teaching.buffer_size=40", "teaching.restart_probability=0.5"),
+    "improved-cd": ("method=improved-cd", "teaching.buffer_size=40"),
+    "abp": ("method=abp", "data.flip=false"),
     "local batchnorm": ("nets.kind=resnet", "train.images=16"),
     "own noise": ("engine.shared_noise=false", "train.images=16"),
 }

@@ -5,12 +5,14 @@ from torch import nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
 from dualmcmc.config import Chain, Teaching
+from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
 
 B, D, X = 6, 3, 5
 PAPER = Teaching(
-    latent_dim=D, sigma=0.4, x_chain=Chain(steps=5, step_size=0.03), z_chain=Chain(steps=4, step_size=0.02)
-)
+    latent_dim=D, sigma=0.4, x_chain=Chain(steps=5, step_size=0.03), z_chain=Chain(steps=4, step_size=0.02),
+    buffer_size=20,
+)  # fmt: skip
 
 
 class TwoHeads(nn.Module):
@@ -84,6 +86,14 @@ def elbo(generator, inference, x, rng, sigma=PAPER.sigma):
     q = posterior(inference, x)
     prior = Independent(Normal(torch.zeros_like(mean), torch.ones_like(mean)), 1)
     return log_likelihood(generator, x, z, sigma) - kl_divergence(q, prior)
+
+
+def make_memory(method, cfg=PAPER, shape=(X,), images=B):
+    """What the method remembers at first, for a batch of all images; None if it remembers nothing."""
+    if method.memory is None:
+        return None
+    tensors = {name: value.double() for name, value in method.memory(cfg, shape, images, seeded(1)).items()}
+    return Memory(tensors, torch.arange(images))
 
 
 def gradients(value, net):

@@ -7,11 +7,12 @@ import torch
 
 from dualmcmc.config import NETWORKS, Chain
 from dualmcmc.methods import Losses, Method, Optimizers, load_method, step
+from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
 from examples import mixture
-from tests.methods.plain import PAPER, dependencies, make_batch, make_trio, seeded
+from tests.methods.plain import PAPER, dependencies, make_batch, make_memory, make_trio, seeded
 
-ITERATIONS, BATCH = 300, 128
+ITERATIONS, BATCH, POINTS = 300, 128, 512
 LEARNING_RATES = {"energy": 1.5e-3, "generator": 4e-3, "inference": 4e-3}  # samplers that keep up with the energy
 TEACHING = replace(
     mixture.TEACHING,
@@ -20,6 +21,7 @@ TEACHING = replace(
     x_chain=Chain(steps=15, step_size=0.05),
     z_chain=Chain(steps=5, step_size=0.016),
     entropy_spread=0.3,
+    buffer_size=1000,
 )
 every_method = pytest.mark.parametrize("name", NETWORKS)
 
@@ -33,7 +35,7 @@ def trained(losses):
 @every_method
 def test_losses_are_for_the_networks_of_the_method(name):
     method, trio, (x, z) = load_method(name), make_trio(*NETWORKS[name]), make_batch()
-    losses = method.losses(trio, x, z, seeded(0), PAPER)
+    losses = method.evaluate(trio, x, z, seeded(0), PAPER, memory=make_memory(method))
     assert isinstance(method, Method)
     assert isinstance(losses, Losses)
     assert trained(losses) == set(NETWORKS[name])
@@ -55,7 +57,7 @@ def test_a_step_changes_every_network_of_the_method(name):
     trio, (x, _) = make_trio(*NETWORKS[name]), make_batch()
     before = {part: [p.detach().clone() for p in net.parameters()] for part, net in trio.named_children()}
     optimizers = Optimizers(**{part: torch.optim.SGD(net.parameters(), lr=0.1) for part, net in trio.named_children()})
-    stats = step(trio, optimizers, x, seeded(0), PAPER, method=name)
+    stats = step(trio, optimizers, x, seeded(0), PAPER, method=name, memory=make_memory(load_method(name)))
     for part, net in trio.named_children():
         assert any(not torch.equal(old, new) for old, new in zip(before[part], net.parameters(), strict=True))
         assert stats[f"grad_norm_{part}"] > 0
@@ -64,7 +66,8 @@ def test_a_step_changes_every_network_of_the_method(name):
 @every_method
 def test_losses_repeat_with_the_seed(name):
     trio, (x, z) = make_trio(*NETWORKS[name]), make_batch()
-    first, second = (load_method(name).losses(trio, x, z, seeded(5), PAPER).stats for _ in range(2))
+    method = load_method(name)
+    first, second = (method.evaluate(trio, x, z, seeded(5), PAPER, memory=make_memory(method)).stats for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
@@ -100,12 +103,15 @@ def test_learns_a_mixture(name, monkeypatch):
             for part, net in trio.named_children()
         }
     )
-    before = measure(trio)
+    data, before = mixture.sample_data(POINTS, rng), measure(trio)
+    memory = make_memory(load_method(name), TEACHING, (2,), POINTS)
+    tensors = {} if memory is None else {key: value.float() for key, value in memory.tensors.items()}
     for iteration in range(ITERATIONS):
         for part in NETWORKS[name]:
             decay = min(1.0, 2 * (1 - iteration / ITERATIONS))
             getattr(optimizers, part).param_groups[0]["lr"] = LEARNING_RATES[part] * decay
-        step(trio, optimizers, mixture.sample_data(BATCH, rng), rng, TEACHING, method=name)
+        indices = torch.randperm(POINTS, generator=rng)[:BATCH]
+        step(trio, optimizers, data[indices], rng, TEACHING, method=name, memory=Memory(tensors, indices))
     after = measure(trio)
     limits = {"divergence": 0.75, "distance": 0.25, "error": 0.1}
     for key, value in after.items():

@@ -118,7 +118,7 @@ def sample_energy(energy: Network, x: Tensor, cfg: Teaching, rng: RandomSource) 
     The gradient is taken here and not when the generator's loss is differentiated, by when E may have been updated.
     """
     point = x.detach().requires_grad_()
-    with frozen(augmented(energy, point, cfg, rng)) as net:
+    with frozen(augmented(energy, point, cfg, rng)) as net, torch.enable_grad():
         values = energies(net, point)
         (gradient,) = torch.autograd.grad(values.sum(), point)
     return values.detach() + (gradient * (x - x.detach())).flatten(1).sum(1)
