@@ -48,7 +48,7 @@ Resize = Literal["lanczos", "bilinear", "bicubic", "box"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 MethodName = Literal[
     "dual-mcmc", "cooperative", "amortized", "triangle", "no-mcmc", "short-run", "persistent", "improved-cd", "vae",
-    "wae", "abp", "sr-abp",
+    "wae", "rae", "abp", "sr-abp",
 ]  # fmt: skip
 NETWORKS: dict[MethodName, tuple[str, ...]] = {  # that each method trains
     "dual-mcmc": ("energy", "generator", "inference"),
@@ -61,6 +61,7 @@ NETWORKS: dict[MethodName, tuple[str, ...]] = {  # that each method trains
     "improved-cd": ("energy",),
     "vae": ("generator", "inference"),
     "wae": ("generator", "inference"),
+    "rae": ("generator", "inference"),
     "abp": ("generator",),
     "sr-abp": ("generator",),
 }
@@ -358,7 +359,9 @@ class Teaching(Settings):
         1.0, "weight of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0
     )
 
-    latent_weight: float = setting(1.0, "vae, amortized, triangle: weight of the KL term; wae: of the MMD", ge=0)
+    latent_weight: float = setting(
+        1.0, "vae, amortized, triangle: weight of the KL term; wae: of the MMD; rae: of |z|^2 / 2", ge=0
+    )
     entropy_weight: float = setting(1.0, "no-mcmc: weight of the generator's entropy", ge=0)
     entropy_samples: int = setting(20, "no-mcmc: latents per image that estimate the entropy's gradient", ge=1, le=1024)
     entropy_spread: float = setting(0.1, "no-mcmc: standard deviation of these latents around the image's own", gt=0)

@@ -68,7 +68,9 @@ def assert_close(ours, expected, skip=None):
             torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize("run", ["simple", "second", "synced", "custom", "triangle", "no-mcmc", "persistent", "improved-cd", "abp"])
+@pytest.mark.parametrize(
+    "run", ["simple", "second", "synced", "custom", "triangle", "no-mcmc", "persistent", "improved-cd", "abp"]
+)
 @pytest.mark.parametrize("count", COUNTS)
 def test_number_of_processes_does_not_change_the_run(done, run, count):
     one, several = curve(done[1] / run), curve(done[count] / run)

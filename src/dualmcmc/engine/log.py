@@ -169,6 +169,8 @@ def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
             x = 2 * torch.rand(shape, device=state.device, generator=generator) - 1
         else:
             z = torch.randn(PREVIEW_COUNT, config.teaching.latent_dim, device=state.device, generator=generator)
+            if (prior := state.prior()) is not None:
+                z = prior.transform(z)
             with torch.no_grad():
                 x = trio.generator(z)
         revised = x if trio.energy is None else revise_x(trio.energy, x, config.sampling_chain, generator)

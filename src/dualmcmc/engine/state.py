@@ -20,13 +20,14 @@ from dualmcmc.engine.ddp import convert_sync_batchnorm
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.run_folder import RunFolder, locate_snapshot
 from dualmcmc.methods import Optimizers, load_method
-from dualmcmc.nets import Trio, build
+from dualmcmc.nets import Prior, Trio, build
 from dualmcmc.nets.custom import Networks, as_trio, check_networks, copied
 from dualmcmc.nets.signal import normalize_signal
 from dualmcmc.utils.errors import Damaged, UserError, sanitize
 from dualmcmc.utils.images import as_float
 
 SIGNAL_IMAGES = 64  # spread over the training set
+PRIOR = "prior"  # prefix of a fitted prior's tensors in snapshots
 MAX_COUNT = 10**15  # of iterations, images or seconds
 
 
@@ -117,6 +118,7 @@ class TrainState:
 
         tensors, source = self.world.on_main(read)  # other ranks may not see the file
         with self.world.fail_together():
+            tensors = {name: value for name, value in tensors.items() if not name.startswith(f"{PRIOR}.")}
             checkpoint.load_into(self.trio, tensors, Path(source["file"]), "the networks of the new run")
         self.ema = EMA(self.trio, self.config.ema)
         return source
@@ -205,7 +207,11 @@ class TrainState:
     def save_snapshot(self, path: Path) -> None:
         """Save the networks to sample with, averaged if there is an average."""
         info = self._info() | {"ema": sorted(self.ema.nets.keys())}
-        checkpoint.save(path, self.ema.sampling_trio().state_dict(), info)
+        checkpoint.save(path, self.ema.sampling_trio().state_dict() | prior_tensors(self.prior()), info)
+
+    def prior(self) -> Prior | None:
+        """The prior that the method has fitted; None if it is N(0, I)."""
+        return _fitted_prior(self.config, self.memory)
 
     def load(self, path: Path) -> bool:
         """Restore a saved state; False if its noise stream cannot continue on this type of device."""
@@ -298,7 +304,34 @@ def load_snapshot(path: Path) -> checkpoint.Checkpoint:
 def load_state_without_ema(path: Path) -> checkpoint.Checkpoint:
     """Read the networks of a full state as trained, without averaging."""
     state = checkpoint.load(path)
-    return state._replace(tensors=checkpoint.strip_prefix("nets", state.tensors))
+    memory = checkpoint.strip_prefix("memory", state.tensors)
+    prior = prior_tensors(_fitted_prior(stored_config(state.info, path), memory))
+    return state._replace(tensors=checkpoint.strip_prefix("nets", state.tensors) | prior)
+
+
+def _fitted_prior(config: Config, memory: dict[str, torch.Tensor]) -> Prior | None:
+    method = load_method(config.method)
+    return None if method.prior is None else Prior(*method.prior(memory))
+
+
+def prior_tensors(prior: Prior | None) -> dict[str, torch.Tensor]:
+    """A fitted prior as snapshots contain it, beside the networks."""
+    return {} if prior is None else checkpoint.with_prefix(PRIOR, prior._asdict())
+
+
+def split_prior(
+    config: Config, tensors: dict[str, torch.Tensor], path: Path
+) -> tuple[dict[str, torch.Tensor], Prior | None]:
+    """The tensors of a snapshot's networks, and its fitted prior."""
+    networks = {name: value for name, value in tensors.items() if not name.startswith(f"{PRIOR}.")}
+    if load_method(config.method).prior is None:
+        return tensors, None  # of another method, they fit no network
+    found, d = checkpoint.strip_prefix(PRIOR, tensors), config.teaching.latent_dim
+    shapes = {name: tuple(value.shape) for name, value in found.items()}
+    usable = shapes == {"mean": (d,), "scale": (d, d)} and all(value.isfinite().all() for value in found.values())
+    if not usable:
+        raise UserError(f"'{path}' is unusable: its prior does not fit method={config.method}.")
+    return networks, Prior(**{name: value.float() for name, value in found.items()})
 
 
 def check_size(config: Config, actual: int, path: Path) -> None:

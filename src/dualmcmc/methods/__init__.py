@@ -51,12 +51,14 @@ class Method:
     `losses(trio, x, z, rng, cfg, lanes=lanes)` are its losses for data x (B, ...) and prior draws z (B, d).
     `after(trio, x, z, rng, cfg)`, if it returns losses, are those of a second update that follows the first.
     `memory(cfg, sample_shape, images, rng)` are the initial tensors of a method that remembers; its losses take
-    `memory=` too. `second_order`: gradients of gradients, for which networks cannot be compiled.
+    `memory=` too. `prior(tensors)` are the mean and a factor of the covariance of the latents that it samples from, if
+    not N(0, I). `second_order`: gradients of gradients, for which networks cannot be compiled.
     """
 
     losses: Callable[..., Losses]
     after: Callable[..., Losses | None] | None = None
     memory: Callable[[Teaching, tuple[int, ...], int, torch.Generator], dict[str, Tensor]] | None = None
+    prior: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]] | None = None
     second_order: bool = False
 
     def evaluate(

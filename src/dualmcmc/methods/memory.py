@@ -29,6 +29,11 @@ class Memory:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    def average(self, name: str, values: Tensor, weight: float) -> None:
+        """Move a tensor towards the mean over the batch of `values` (B, ...), as an exponential moving average."""
+        if not self.read_only:
+            self.tensors[name].lerp_(self.all_gather(values.detach()).mean(0), weight)
+
     def write(self, name: str, rows: Tensor, values: Tensor) -> None:
         """Replace rows of a tensor; of several values for a row the last one counts."""
         if self.read_only:

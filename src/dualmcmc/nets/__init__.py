@@ -9,10 +9,10 @@ from dualmcmc.config import Config
 from dualmcmc.nets.blocks import add_spectral_norm, initialize
 from dualmcmc.nets.energy import ResnetEnergy, SimpleEnergy
 from dualmcmc.nets.generator import ResnetGenerator, SimpleGenerator, StyleGenerator
-from dualmcmc.nets.inference import ConvInference, Gaussian
+from dualmcmc.nets.inference import ConvInference, Gaussian, Prior
 from dualmcmc.utils.errors import UserError, sanitize
 
-__all__ = ["Gaussian", "Trio", "build", "parameter_counts"]
+__all__ = ["Gaussian", "Prior", "Trio", "build", "parameter_counts"]
 
 GENERATORS = {"simple": SimpleGenerator, "resnet": ResnetGenerator, "style": StyleGenerator}
 

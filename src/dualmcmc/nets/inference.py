@@ -31,6 +31,17 @@ class Gaussian(NamedTuple):
         return 0.5 * (self.mean.square() + self.log_var.exp() - 1 - self.log_var).sum(1)
 
 
+class Prior(NamedTuple):
+    """N(mean, scale scale^T), from which a method with a fitted prior samples its latents."""
+
+    mean: Tensor  # (d,)
+    scale: Tensor  # (d, d)
+
+    def transform(self, noise: Tensor) -> Tensor:
+        """Standard normal noise (B, d) as draws of the prior."""
+        return self.mean + noise @ self.scale.T
+
+
 class ConvInference(nn.Module):
     """conv3, one stride-2 conv4 per halving (channels double up to 1024), heads for mean and log-variance.
 

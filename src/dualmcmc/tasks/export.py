@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dualmcmc import config_io, hub
 from dualmcmc.config import Config
 from dualmcmc.engine import checkpoint
-from dualmcmc.nets import Trio, parameter_counts
 from dualmcmc.tasks.card import model_card, updated_card
 from dualmcmc.utils.errors import UserError, sanitize
 from dualmcmc.utils.files import digest
@@ -22,13 +22,12 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def export(trio: Trio, config: Config, images: int, path: Path, dtype: str) -> dict[str, Any]:
+def export(tensors: Mapping[str, Tensor], config: Config, images: int, path: Path, dtype: str) -> dict[str, Any]:
     """Write the weights as `dtype`, and the settings; returns size and relative rounding error.
 
     Vectors (biases, norms) stay float32: they are small, and spectral norms are computed from them.
     """
     check_dtype(dtype)
-    tensors = trio.state_dict()
     rounded = {name: value.to(DTYPES[dtype]) if value.ndim >= 2 else value for name, value in tensors.items()}
     overflowed = [name for name, value in rounded.items() if (tensors[name].isfinite() & ~value.isfinite()).any()]
     if overflowed:
@@ -51,9 +50,10 @@ def check_dtype(dtype: str) -> None:
 
 
 def push(
-    trio: Trio,
+    tensors: Mapping[str, Tensor],
     config: Config,
     images: int,
+    parameters: Mapping[str, int],
     measured: Sequence[Mapping[str, Any]],
     repo: str,
     dtype: str,
@@ -74,10 +74,10 @@ def push(
         )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / hub.FILE
-        exported = export(trio, config, images, file, dtype)
+        exported = export(tensors, config, images, file, dtype)
         sha256 = digest(file, "sha256").hexdigest()
         facts = exported | {"sha256": sha256}
-        card = model_card(repo, config, parameter_counts(trio), images, facts, measured, license)
+        card = model_card(repo, config, parameters, images, facts, measured, license)
         message = message or f"Upload weights after {images:,} {config.data.noun}"
 
         def update(existing: str) -> str | None:

@@ -15,7 +15,7 @@ from dualmcmc.data import DataSplits
 from dualmcmc.data.custom import load_custom
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.run_folder import WeightsFile, locate_run, locate_snapshot
-from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, stored_config
+from dualmcmc.engine.state import build_from_tensors, load_snapshot, load_state_without_ema, split_prior, stored_config
 from dualmcmc.nets.custom import Networks
 from dualmcmc.tasks import results
 from dualmcmc.tasks.run import Run
@@ -65,6 +65,7 @@ def load(
         source = str(file)
         tensors, info, sha256 = load_state_without_ema(file)
     config = stored_config(info, file)
+    tensors, prior = split_prior(config, tensors, file)
     trio = build_from_tensors(config, tensors, file, networks)
     splits = None if data is None else _load_custom(config, data, test_data)
     set_deterministic(target, config.train.deterministic)
@@ -72,7 +73,7 @@ def load(
     trained_data = replace(config.data, path=used.data.path, test_path=used.data.test_path)
     return Run(
         used, trio, target, info["images"], seed, file, ema, sha256, world, trained_data, splits, source,
-        results.folder_for(expand_user(path)),
+        results.folder_for(expand_user(path)), prior,
     )  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from dualmcmc.data import load as load_data
 from dualmcmc.engine.compilation import compile_for_sampling
 from dualmcmc.engine.distributed import SINGLE_PROCESS, World
 from dualmcmc.engine.plan import ExecutionPlan, build_executors, fit_plan, resolve_plan
+from dualmcmc.engine.state import prior_tensors
 from dualmcmc.langevin import Trace, revise_x, revise_z
-from dualmcmc.nets import Gaussian, Trio, parameter_counts
+from dualmcmc.nets import Gaussian, Prior, Trio, parameter_counts
 from dualmcmc.nets.frozen import Watched, eval_mode, frozen
 from dualmcmc.pretrained import has_name
 from dualmcmc.tasks import results
@@ -61,6 +62,7 @@ class Run:
         splits: DataSplits | None = None,
         source: str | None = None,
         results_folder: Path | None = None,
+        prior: Prior | None = None,
     ) -> None:
         self.config, self.device, self.seed = config, device, seed
         self.images = images  # trained on
@@ -69,6 +71,7 @@ class Run:
         self.file, self.sha256, self.ema = file, sha256, ema  # of the weights
         self.source = source or (None if file is None else str(file))  # a path, or hf://USER/NAME@COMMIT
         self.results_folder = results_folder  # where the command records what it measures
+        self._prior = None if prior is None else Prior(*(part.to(device) for part in prior))  # None: N(0, I)
         self.world = world  # processes that share the work of `sample_batches` and of some tasks
         self.trio = trio.to(device).eval().requires_grad_(False)
         self.plan = self._resolve_plan(replace(config.engine, mode="eager"))  # until `prepare` compiles
@@ -226,8 +229,9 @@ class Run:
             raise UserError(f"-n {n}: at most sampling.batch={self.config.sampling.batch} chains can be traced.")
 
     def prior(self, n: int, rng: torch.Generator | None = None) -> Tensor:
-        """n latents z ~ N(0, I)."""
-        return torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng or self.rng)
+        """n latents z ~ N(0, I), or of the prior that the method has fitted."""
+        z = torch.randn(n, self.config.teaching.latent_dim, device=self.device, generator=rng or self.rng)
+        return z if self._prior is None else self._prior.transform(z)
 
     def generate(self, z: Any) -> Tensor:
         """g(z): the generator's images."""
@@ -376,7 +380,11 @@ class Run:
 
     def export(self, path: str | Path, dtype: str = "float16") -> dict[str, Any]:
         """Write the weights as `dtype`, and the settings without paths; returns size and relative rounding error."""
-        return export(self.trio, self._shared_config(), self.images, expand_user(path), dtype)
+        return export(self._weights(), self._shared_config(), self.images, expand_user(path), dtype)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """What a snapshot contains."""
+        return self.trio.state_dict() | prior_tensors(self._prior)
 
     def push(
         self,
@@ -393,8 +401,19 @@ class Run:
         Creates the repository (private if `private`) and the branch if necessary, and writes a model card unless there
         is one. Returns what `export` does, and where to find the weights.
         """
-        weights = self.trio, self._shared_config(), self.images
-        return push(*weights, self._own_results(), repo, dtype, private, branch, message, license, replace_card)
+        weights = self._weights(), self._shared_config(), self.images
+        return push(
+            *weights,
+            parameter_counts(self.trio),
+            self._own_results(),
+            repo,
+            dtype,
+            private,
+            branch,
+            message,
+            license,
+            replace_card,
+        )
 
     def _shared_config(self) -> Config:
         """The settings that exported weights include: of the run's own data, without paths or names of files."""
