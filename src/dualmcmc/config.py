@@ -364,7 +364,9 @@ class Teaching(Settings):
     )
     entropy_weight: float = setting(1.0, "no-mcmc: weight of the generator's entropy", ge=0)
     entropy_samples: int = setting(20, "no-mcmc: latents per image that estimate the entropy's gradient", ge=1, le=1024)
-    entropy_spread: float = setting(0.1, "no-mcmc: standard deviation of these latents around the image's own", gt=0)
+    entropy_spread: float = setting(
+        0.1, "no-mcmc: standard deviation of these latents around the image's own; about that of p(z|x)", gt=0
+    )
 
     buffer_size: int = setting(10_000, "persistent, improved-cd: samples in the buffer", ge=1, le=MAX_BATCH)
     restart_probability: float = setting(

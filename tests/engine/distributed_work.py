@@ -37,6 +37,7 @@ RUNS = {
     "no-mcmc": ("method=no-mcmc", "teaching.entropy_samples=2"),
     "persistent": ("method=persistent", "teaching.buffer_size=40", "teaching.restart_probability=0.5"),
     "improved-cd": ("method=improved-cd", "teaching.buffer_size=40"),
+    "rae": ("method=rae",),
     "abp": ("method=abp", "data.flip=false"),
     "local batchnorm": ("nets.kind=resnet", "train.images=16"),
     "own noise": ("engine.shared_noise=false", "train.images=16"),

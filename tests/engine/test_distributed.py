@@ -69,7 +69,7 @@ def assert_close(ours, expected, skip=None):
 
 
 @pytest.mark.parametrize(
-    "run", ["simple", "second", "synced", "custom", "triangle", "no-mcmc", "persistent", "improved-cd", "abp"]
+    "run", ["simple", "second", "synced", "custom", "triangle", "no-mcmc", "persistent", "improved-cd", "abp", "rae"]
 )
 @pytest.mark.parametrize("count", COUNTS)
 def test_number_of_processes_does_not_change_the_run(done, run, count):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import dualmcmc
 from dualmcmc import UserError
 from dualmcmc.config import NETWORKS
-from dualmcmc.engine import plan
+from dualmcmc.engine import checkpoint, plan
 from dualmcmc.engine.compilation import compile_for_training
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.plan import build_executors, resolve_plan
@@ -20,6 +20,8 @@ from dualmcmc.engine.trainer import train
 from dualmcmc.health import examine
 from dualmcmc.methods import load_method, step
 from dualmcmc.methods.memory import Memory
+from dualmcmc.methods.rae import fitted_prior
+from dualmcmc.nets import Prior
 from tests.conftest import compiled_only, tiny
 
 CPU = torch.device("cpu")
@@ -142,3 +144,26 @@ def test_gradients_of_gradients_are_not_compiled(tmp_path):
 def test_mirrored_images_have_no_persistent_latents():
     with pytest.raises(UserError, match=r"method=abp keeps a latent per image.*: set data\.flip=false"):
         config_of("abp", ["data.flip=true"])
+
+
+def test_fitted_prior_is_part_of_the_weights(tmp_path):
+    """Samples of the run, of its state and of exported weights come from the prior that training has fitted."""
+    config = config_of("rae", ["ema.half_life=0", "teaching.latent_weight=0"])
+    train(config, tmp_path / "run", CPU)
+    state = load_file(RunFolder(tmp_path / "run").latest_state())
+    run = dualmcmc.load(tmp_path / "run", "cpu")
+    run.export(tmp_path / "weights.safetensors", "float32")
+    noise = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    expected = Prior(*fitted_prior({name: state[f"memory.{name}"] for name in ("mean", "second_moment")}))
+    assert not torch.allclose(expected.transform(noise), noise, atol=0.01)
+    for path, ema in ((tmp_path / "run", True), (tmp_path / "run", False), (tmp_path / "weights.safetensors", True)):
+        used = dualmcmc.load(path, "cpu", ema=ema)
+        drawn = used.prior(5, torch.Generator().manual_seed(1))
+        assert torch.allclose(drawn, expected.transform(noise), atol=1e-6)
+    train(replace(config, train=replace(config.train, init=str(tmp_path / "run"))), tmp_path / "next", CPU)
+    tensors, info, _ = checkpoint.load(RunFolder(tmp_path / "run").snapshot)
+    for broken in ({}, {"prior.mean": torch.zeros(3)}, {"prior.scale": torch.full((4, 4), torch.nan)}):
+        kept = {name: value for name, value in tensors.items() if broken or not name.startswith("prior.")}
+        checkpoint.save(tmp_path / "broken.safetensors", kept | broken, info)
+        with pytest.raises(UserError, match="its prior does not fit method=rae"):
+            dualmcmc.load(tmp_path / "broken.safetensors", "cpu")

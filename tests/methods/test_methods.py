@@ -8,7 +8,7 @@ import torch
 from dualmcmc.config import NETWORKS, Chain
 from dualmcmc.methods import Losses, Method, Optimizers, load_method, step
 from dualmcmc.methods.memory import Memory
-from dualmcmc.nets import Trio
+from dualmcmc.nets import Prior, Trio
 from examples import mixture
 from tests.methods.plain import PAPER, dependencies, make_batch, make_memory, make_trio, seeded
 
@@ -71,19 +71,31 @@ def test_losses_repeat_with_the_seed(name):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@every_method
+def test_every_parameter_has_a_gradient(name):
+    """Otherwise several processes cannot average them."""
+    trio, (x, z) = make_trio(*NETWORKS[name]), make_batch()
+    losses = load_method(name).evaluate(trio, x, z, seeded(0), PAPER, memory=make_memory(load_method(name)))
+    for loss in (losses.energy, losses.generator, losses.inference, losses.autoencoder):
+        if loss is not None:
+            loss.backward()
+    assert all(parameter.grad is not None for parameter in trio.parameters())
+
+
 def mean_distance(a, b):
     return torch.cdist(a, b).sum() / (len(a) * (len(b) - (a is b)))
 
 
 @torch.no_grad()
-def measure(trio):
+def measure(trio, prior=None):
     """What should fall: KL(data || EBM), the energy distance of samples from the data, the reconstruction error."""
     rng, found = seeded(99), {}
     x = mixture.sample_data(1000, rng)
     if trio.energy is not None:
         found["divergence"] = mixture.kl_to_data(trio.energy)
     if trio.generator is not None:
-        x_hat = trio.generator(torch.randn(1000, 2, generator=rng))
+        z = torch.randn(1000, 2, generator=rng)
+        x_hat = trio.generator(z if prior is None else prior.transform(z))
         x_hat = x_hat + TEACHING.sigma * torch.randn(x_hat.shape, generator=rng)
         found["distance"] = float(2 * mean_distance(x, x_hat) - mean_distance(x, x) - mean_distance(x_hat, x_hat))
     if trio.inference is not None:
@@ -112,7 +124,8 @@ def test_learns_a_mixture(name, monkeypatch):
             getattr(optimizers, part).param_groups[0]["lr"] = LEARNING_RATES[part] * decay
         indices = torch.randperm(POINTS, generator=rng)[:BATCH]
         step(trio, optimizers, data[indices], rng, TEACHING, method=name, memory=Memory(tensors, indices))
-    after = measure(trio)
+    fitted = load_method(name).prior
+    after = measure(trio, None if fitted is None else Prior(*fitted(tensors)))
     limits = {"divergence": 0.75, "distance": 0.25, "error": 0.1}
     for key, value in after.items():
         assert value < limits[key] * before[key], key

@@ -16,7 +16,7 @@ from dualmcmc.config import Teaching
 from dualmcmc.langevin import squared_error, squared_norm
 from dualmcmc.methods import Lanes, Losses, Method, sequential, terms
 from dualmcmc.methods.memory import Memory
-from dualmcmc.nets import Gaussian, Trio
+from dualmcmc.nets import Trio
 from dualmcmc.rng import RandomSource
 
 MOMENTUM = 0.01  # of the running averages, per iteration
@@ -28,7 +28,7 @@ def rae(
 ) -> Losses:
     """The reconstruction error of data x (B, ...) and the size of their latents."""
     w_data, _ = terms.generator_weights(cfg)
-    latents = Gaussian(*trio.inference(x)).mean
+    latents = terms.encode(trio.inference, x)
     error, size = squared_error(x, trio.generator(latents)).mean(), squared_norm(latents).mean()
     memory.average("mean", latents, MOMENTUM)
     memory.average("second_moment", latents[:, :, None] * latents[:, None, :], MOMENTUM)

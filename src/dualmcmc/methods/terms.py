@@ -129,6 +129,12 @@ def uniform_noise(x: Tensor, rng: RandomSource) -> Tensor:
     return 2 * rand(x.shape, x, rng) - 1
 
 
+def encode(inference: Network, x: Tensor) -> Tensor:
+    """The mean of q(z|x), for a deterministic encoder."""
+    q = Gaussian(*inference(x))
+    return q.mean + 0 * q.log_var  # several processes need a gradient of every parameter
+
+
 def negative_elbo(
     generator: Network, inference: Network, x: Tensor, weight: float, cfg: Teaching, rng: RandomSource
 ) -> tuple[Tensor, Stats]:

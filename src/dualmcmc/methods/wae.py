@@ -15,7 +15,7 @@ from torch import Tensor
 from dualmcmc.config import Teaching
 from dualmcmc.langevin import squared_error
 from dualmcmc.methods import Lanes, Losses, Method, sequential, terms
-from dualmcmc.nets import Gaussian, Trio
+from dualmcmc.nets import Trio
 from dualmcmc.rng import RandomSource
 
 SCALES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # of the kernels, in units of the prior's 2 d
@@ -24,7 +24,7 @@ SCALES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # of the kernels, in units of the
 def wae(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching, lanes: Lanes = sequential) -> Losses:
     """The reconstruction error of data x (B, ...) and the discrepancy of their latents from prior draws z (B, d)."""
     w_data, _ = terms.generator_weights(cfg)
-    latents = Gaussian(*trio.inference(x)).mean
+    latents = terms.encode(trio.inference, x)
     error = squared_error(x, trio.generator(latents)).mean()
     discrepancy = maximum_mean_discrepancy(latents, z)
     stats = {"reconstruction_mse": error.detach() / x[0].numel(), "latent_mmd": discrepancy.detach()}
