@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
-from dualmcmc import config_io
+from dualmcmc import Optimizers, config_io, step
 from dualmcmc.cli import app
+from dualmcmc.config import NETWORKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("weights/*.md")])
@@ -95,6 +97,25 @@ def test_source_files_exist(page):
     files = [*SOURCE_FILE.findall(text), *re.findall(r"(?:tests|benchmarks|examples)/[\w/]+\.py", text)]
     for file in files:
         assert any((base / file).exists() for base in bases), file
+
+
+def test_example_of_a_method():
+    """The method in add-a-method.md passes the test there, and takes a step."""
+    text = (ROOT / "docs" / "add-a-method.md").read_text()
+    code = {kind: re.search(rf"<!-- {kind} -->\n```python\n(.*?)```", text, re.S)[1] for kind in ("method", "test")}
+    namespace: dict = {}
+    exec(code["method"], namespace)
+    exec(code["test"], namespace)
+    namespace["test_chains_start_at_the_data"]()
+    trio, (x, _) = namespace["make_trio"]("energy"), namespace["make_batch"]()
+    optimizers = Optimizers(energy=torch.optim.SGD(trio.energy.parameters(), lr=0.1))
+    stats = step(trio, optimizers, x, None, namespace["PAPER"], method=namespace["METHOD"])
+    assert stats["grad_norm_energy"] > 0
+
+
+@pytest.mark.parametrize("method", NETWORKS)
+def test_methods_are_described(method):
+    assert f"| `{method}` |" in (ROOT / "docs" / "methods.md").read_text()
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
