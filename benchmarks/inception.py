@@ -1,5 +1,7 @@
 """The speed of FID's network in each precision, and what the precision changes in FID.
 
+"corrected" (`load_features(precision="auto")`): float16, and moments corrected by float32 features of some images.
+
 python benchmarks/inception.py [RUN] [KEY=VALUE ...] [-n N] [--device D] [--json]
 
 RUN is a trained run, by default the pretrained cifar10-simple. Compared are N of its generator and of its EBM samples,
@@ -18,14 +20,15 @@ from torch import Tensor
 import common
 import dualmcmc
 from dualmcmc.bench import timing
+from dualmcmc.engine.distributed import SINGLE_PROCESS
 from dualmcmc.metrics.fid import Moments, frechet_distance
 from dualmcmc.metrics.inception import FeatureExtractor, Precision
-from dualmcmc.tasks.fid import BATCH, load_features
+from dualmcmc.tasks.fid import BATCH, FeatureSet, load_features
 from dualmcmc.tasks.run import Run
 from dualmcmc.utils.images import to_uint8
 from dualmcmc.utils.progress import ProgressFactory, no_progress, show_progress
 
-PRECISIONS: Sequence[Precision] = get_args(Precision)
+PRECISIONS = (*get_args(Precision), "auto")
 PAIRS = (
     ("test", "train"),
     ("generator", "train"),
@@ -52,13 +55,14 @@ def gather_images(run: Run, count: int, progress: ProgressFactory = no_progress)
 
 def moments(images: Tensor, features: FeatureExtractor) -> tuple[Moments, float]:
     """The moments of the features, and the seconds they took."""
-    result = Moments(features.dimension, features.device)
+    result = FeatureSet(features, keep=False, count=len(images))
     timing.synchronize(features.device)
     start = time.monotonic()
-    for batch in images.split(BATCH):
-        result.add(features(batch))
+    for first in range(0, len(images), BATCH):
+        result.add(images[first : first + BATCH], first)
+    result.all_gather(SINGLE_PROCESS)
     timing.synchronize(features.device)
-    return result, time.monotonic() - start
+    return result.moments, time.monotonic() - start
 
 
 def measure(
@@ -84,7 +88,7 @@ def measure(
         reference = reference or measured
         rows.append(
             {
-                "precision": features.precision,
+                "precision": "corrected" if features.exact is not None else features.precision,
                 "images_per_second": total / seconds,
                 "distances": {f"{a} - {b}": frechet_distance(measured[a], measured[b]) for a, b in pairs},
                 "mixed": {f"{a} - {b}": frechet_distance(measured[a], reference[b]) for a, b in pairs},

@@ -62,3 +62,9 @@ def test_moments_from_statistics():
     assert torch.allclose(again.covariance, moments.covariance, rtol=1e-10)
     with pytest.raises(ValueError, match="at least two vectors"):
         _ = Moments.of(torch.zeros(1, 4)).covariance
+
+
+def test_correction_needs_the_same_vectors():
+    rows = torch.randn(10, 3)
+    with pytest.raises(ValueError, match="4 exact vectors cannot correct 5"):
+        Moments.of(rows).corrected(Moments.of(rows[:4]), Moments.of(rows[:5]))

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from dualmcmc.data import inception_weights
 from dualmcmc.data.store import MemoryStore
+from dualmcmc.engine.distributed import SINGLE_PROCESS
 from dualmcmc.metrics.fid import Moments, frechet_distance
-from dualmcmc.metrics.inception import FeatureExtractor, resize_as_tensorflow
+from dualmcmc.metrics.inception import FeatureExtractor, from_tensors, resize_as_tensorflow
 from dualmcmc.tasks import fid
 from dualmcmc.tasks.fid import FeatureSet, distance, load_features, reference_features
 from dualmcmc.utils.errors import UserError
@@ -58,7 +59,7 @@ def test_both_published_files_are_the_same_network(tmp_path, monkeypatch):
     monkeypatch.setattr(fid, "RELEASE", sha256(first))
     monkeypatch.setattr(fid, "PACKAGE", sha256(second))
     with_head, without = load_features(first), load_features(second)
-    convolutions = [list(features._net.convolutions()) for features in (with_head, without)]
+    convolutions = [list(features.net.convolutions()) for features in (with_head, without)]
     for a, b in zip(*convolutions, strict=True):
         assert torch.equal(a.weight, b.weight)
         assert torch.equal(a.bias, b.bias)
@@ -74,7 +75,7 @@ def test_unknown_networks_need_trust(tmp_path):
         load_features(path)
     with pytest.raises(UserError, match="precision=float16 is for FID's own network"):
         load_features(path, trust=True, precision="float16")
-    with pytest.raises(UserError, match="precision must be one of float32, tf32, float16, not 'half'"):
+    with pytest.raises(UserError, match="precision must be one of auto, float32, tf32, float16, not 'half'"):
         load_features(path, trust=True, precision="half")
     mine = load_features(path, trust=True)
     assert (mine.standard, mine.dimension, mine.metric_name) == (False, 48, "frechet_custom_network")
@@ -218,10 +219,65 @@ def test_features_are_kept_only_if_requested(images):
 
 def test_rows_are_ordered():
     """As after `all_gather`: the batches of one process, then those of the other."""
-    result = FeatureSet(tiny_features(), keep=True)
+    images, features = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 1, 8, 8), tiny_features()
+    result = FeatureSet(features, keep=True, count=6)
     for first in (0, 4, 2):
-        result.add(torch.full((2, 48), float(first)), first)
-    assert result.rows()[:, 0].tolist() == [0, 0, 2, 2, 4, 4]
+        result.add(images[first : first + 2], first)
+    assert torch.equal(result.rows(), features(images))
+
+
+class Coarse(Tiny):
+    """Features with a systematic and a random-looking error."""
+
+    def forward(self, x):
+        exact = super().forward(x)
+        return 1.05 * exact + 0.01 + 1e-4 * torch.sin(1e4 * exact)
+
+
+def test_moments_are_corrected_by_exact_features_of_some_images(monkeypatch):
+    """Means and covariances are much closer than without; by exact features of all images they are exact."""
+    images = torch.randint(0, 256, (700, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    exact = tiny_features()
+    fast = FeatureExtractor(Coarse(), 48, "cpu", standard=False, checksum="tiny", exact=exact)
+    expected, uncorrected = Moments.of(exact(images)), Moments.of(fast(images))
+
+    def errors(moments):
+        return [float((getattr(moments, part) - getattr(expected, part)).norm()) for part in ("mean", "covariance")]
+
+    for chosen, factor in ((100, 0.5), (700, 1e-9)):
+        monkeypatch.setattr(fid, "EXACT_IMAGES", chosen)
+        result = FeatureSet(fast, keep=False, count=700)
+        for first in (0, 300, 305):
+            result.add(images[first : {0: 300, 300: 305, 305: 700}[first]], first)
+        result.all_gather(SINGLE_PROCESS)
+        assert result.moments.count == 700
+        for ours, without in zip(errors(result.moments), errors(uncorrected), strict=True):
+            assert ours < factor * without
+
+
+def test_statistics_of_a_dataset_are_exact(images, cache):
+    """Those of a fast extractor are the same as without it, and are found in the same cache."""
+    exact = tiny_features()
+    fast = FeatureExtractor(Coarse(), 48, "cpu", standard=False, checksum="tiny", exact=exact)
+    found = reference_features(images, WHAT, fast)[0].moments
+    assert torch.allclose(found.mean, Moments.of(exact(images.tensor())).mean, rtol=1e-12)
+    assert reference_features(images, WHAT, exact)[1] == "cache"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_fast_features_on_a_gpu(monkeypatch):
+    layers = random_layers()
+    names = [f"{i}.{part}" for i in range(94) for part in ("weight", "beta", "mean", "var")]
+    net = from_tensors(dict(zip(names, (tensor for layer in layers for tensor in layer), strict=True)))
+    exact = FeatureExtractor(net, 2048, "cuda", standard=False, checksum="")
+    fast, images = fid.with_fast_features(exact), random_images(120).tensor()
+    assert fast.precision == "float16"
+    expected, uncorrected = Moments.of(exact(images)), Moments.of(fast(images))
+    monkeypatch.setattr(fid, "EXACT_IMAGES", 60)
+    result = FeatureSet(fast, keep=False, count=120)
+    result.add(images, 0)
+    result.all_gather(SINGLE_PROCESS)
+    assert 0 < (result.moments.mean - expected.mean).norm() < 0.5 * (uncorrected.mean - expected.mean).norm()
 
 
 def test_statistics_of_earlier_versions_are_read(images, cache):

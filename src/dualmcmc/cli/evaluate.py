@@ -195,6 +195,7 @@ def _network_facts(features: Any) -> dict[str, Any] | None:
         "sha256": features.checksum,
         "standard": features.standard,
         "precision": features.precision,
+        "corrected": features.exact is not None,  # moments, by float32 features of some images
     }
 
 

@@ -32,7 +32,7 @@ def rae(
     error, size = squared_error(x, trio.generator(latents)).mean(), squared_norm(latents).mean()
     memory.average("mean", latents, MOMENTUM)
     memory.average("second_moment", latents[:, :, None] * latents[:, None, :], MOMENTUM)
-    stats = {"reconstruction_mse": error.detach() / x[0].numel(), "latent_norm": size.detach().sqrt()}
+    stats = {"reconstruction_mse": error.detach() / x[0].numel(), "latent_norm": latents.detach().norm(dim=1).mean()}
     return Losses(autoencoder=w_data * error + cfg.latent_weight * size / 2, stats=stats)
 
 

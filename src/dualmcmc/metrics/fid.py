@@ -43,6 +43,19 @@ class Moments:
         self._sum += rows.sum(0)
         self._products.addmm_(rows.T, rows)
 
+    def corrected(self, exact: Moments, approximate: Moments) -> Moments:
+        """These moments of approximate vectors, corrected by what is known of some: their exact moments, and theirs.
+
+        The difference is extrapolated to all (control variates): unbiased, with little variance if errors are small.
+        """
+        if exact.count != approximate.count:
+            raise ValueError(f"{exact.count} exact vectors cannot correct {approximate.count}")
+        factor, result = self.count / exact.count, Moments(len(self._sum), self._sum.device)
+        result.count = self.count
+        result._sum = self._sum + factor * (exact._sum - approximate._sum)
+        result._products = self._products + factor * (exact._products - approximate._products)
+        return result
+
     def to(self, device: torch.device) -> Moments:
         """The same moments on a device."""
         self._sum, self._products = self._sum.to(device), self._products.to(device)

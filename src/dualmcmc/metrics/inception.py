@@ -220,7 +220,8 @@ class FeatureExtractor:
     """A network from images to feature vectors.
 
     `standard`: whether it is FID's network, so that its results may be called FID. `checksum`: SHA-256 of its file.
-    `precision` other than float32 is for `Inception` alone.
+    `precision` other than float32 is for `Inception` alone. `exact`: an extractor of the same features in float32, with
+    which `tasks.fid.FeatureSet` corrects the moments of those of this one.
     """
 
     def __init__(
@@ -231,10 +232,12 @@ class FeatureExtractor:
         standard: bool,
         checksum: str,
         precision: Precision = "float32",
+        exact: FeatureExtractor | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.dimension, self.standard, self.checksum, self.precision = dimension, standard, checksum, precision
-        self._net = net.to(self.device).eval()
+        self.exact = exact
+        self.net = net.to(self.device).eval()
         self._dtype = torch.float16 if precision == "float16" else torch.float32
         self._layout = torch.contiguous_format
         if precision != "float32" or (self.device.type == "cpu" and isinstance(net, Inception)):
@@ -255,7 +258,7 @@ class FeatureExtractor:
                 NumericSettings.current()._replace(cudnn_tf32=True).apply()
             rows = []
             for batch in images.split(self._batch):
-                rows.append(self._net(self._preprocess(batch)).float())
+                rows.append(self.net(self._preprocess(batch)).float())
                 advance(len(batch))
             return torch.cat(rows)
 
@@ -267,13 +270,13 @@ class FeatureExtractor:
     @property
     def has_classifier(self) -> bool:
         """Whether class scores can be computed from the features."""
-        return isinstance(self._net, Inception) and self._net.head is not None
+        return isinstance(self.net, Inception) and self.net.head is not None
 
     def class_scores(self, features: Tensor) -> Tensor:
         """(N, 2048) to (N, 1008) logits, without the bias, as in the definition of the Inception Score."""
-        assert isinstance(self._net, Inception)
-        assert self._net.head is not None
-        return features @ self._net.head.to(features).T
+        assert isinstance(self.net, Inception)
+        assert self.net.head is not None
+        return features @ self.net.head.to(features).T
 
     def _preprocess(self, images: Tensor) -> Tensor:
         x = images.to(self.device).float().expand(-1, 3, -1, -1)

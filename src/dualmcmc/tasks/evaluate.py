@@ -208,7 +208,7 @@ def sample_features(
 
     `seconds`, if given, receives the time for sampling and for features.
     """
-    result = {network: FeatureSet(features, keep) for network in _kinds(run)}
+    result = {network: FeatureSet(features, keep, count) for network in _kinds(run)}
     spent = {"sampling": 0.0, "features": 0.0}
     last = 0.0
 
@@ -230,7 +230,7 @@ def sample_features(
             samples = {"generator": generated, "energy": revised}
             for network, target in result.items():
                 pixels = to_uint8(require_finite(samples[network]))
-                target.add(features(pixels, lambda images: done(images, inception_steps(run))), first)
+                target.add(pixels, first, lambda images: done(images, inception_steps(run)))
             lap("features")
     for target in result.values():
         target.all_gather(run.world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from dualmcmc.metrics.inception import FEATURE_DIM, INPUT_SIZE, FeatureExtractor
 from dualmcmc.tasks.inputs import conversion_notes, parse_dataset
 from dualmcmc.utils.errors import UserError, first_line, sanitize
 from dualmcmc.utils.files import atomic, cache_folder, make_folder
-from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.progress import Advance, ProgressFactory, no_progress
 
 ENOUGH_IMAGES = 10_000  # with fewer, FID's bias deserves a note
 CACHE = "statistics"  # folder in the cache folder
@@ -42,6 +43,8 @@ INCLUDED = {  # SHA-256 of the numbers in each file; benchmarks/reference_statis
     ),
 }
 BATCH = 1000  # images
+EXACT_IMAGES = 5000  # of a set of samples, whose features correct the moments of all
+TENSOR_CORES = (7, 0)  # CUDA compute capability with fast float16
 METHOD = "tf1-bilinear-299"  # of preprocessing; part of the key of stored statistics
 
 
@@ -49,18 +52,20 @@ def load_features(
     path: Path | None = None,
     device: torch.device | str = "cpu",
     trust: bool = False,
-    precision: Precision = "float32",
+    precision: Precision | Literal["auto"] = "float32",
 ) -> FeatureExtractor:
     """FID's network, from the cache folder or from a file with a known checksum.
 
     With `trust`, `path` may be any TorchScript module from (N, 3, 299, 299) floats, (pixel - 128) / 128, to (N, D).
     Such a module is code: trust only your own. Results of other networks are not called FID.
 
-    `precision` of the network's convolutions: float32, or faster ones whose effect on FID is not yet known well enough
-    (benchmarks/inception.py measures it).
+    `precision` of the network's convolutions. float16 and tf32 are faster and change FID by up to 0.01
+    (benchmarks/inception.py measures it). auto: on a recent GPU float16, with moments that `FeatureSet` corrects by
+    float32 features of some images, otherwise float32; what remains of the change is not measured yet.
     """
-    if precision not in get_args(Precision):
-        raise UserError(f"precision must be one of {', '.join(get_args(Precision))}, not '{sanitize(str(precision))}'.")
+    choices = ("auto", *get_args(Precision))
+    if precision not in choices:
+        raise UserError(f"precision must be one of {', '.join(choices)}, not '{sanitize(str(precision))}'.")
     path, trust = (inception_weights.find(), False) if path is None else (Path(path), trust)
     if not path.is_file():
         raise UserError(f"'{path}' does not exist.")
@@ -68,13 +73,16 @@ def load_features(
     checksum = hashlib.sha256(content).hexdigest()
     if checksum in (RELEASE, PACKAGE):
         net = _load_inception(io.BytesIO(content), checksum)
-        return FeatureExtractor(net, FEATURE_DIM, device, True, checksum, precision)
+        if precision != "auto":
+            return FeatureExtractor(net, FEATURE_DIM, device, True, checksum, precision)
+        exact = FeatureExtractor(net, FEATURE_DIM, device, True, checksum)
+        return with_fast_features(exact) if _has_fast_float16(exact.device) else exact
     if not trust:
         raise UserError(
             f"'{path}' is not a published Inception file (SHA-256 {checksum[:16]}...): 'dualmcmc data fetch inception' "
             "downloads one. If it is your own TorchScript module, which is code, add --trust-inception."
         )
-    if precision != "float32":
+    if precision not in ("auto", "float32"):
         raise UserError(f"precision={precision} is for FID's own network; leave it out for '{path}'.")
     try:
         net = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
@@ -85,6 +93,16 @@ def load_features(
     except (RuntimeError, ValueError, AttributeError) as error:
         raise UserError(f"'{path}' cannot be used as a feature network: {first_line(error)}.") from None
     return FeatureExtractor(net, example.shape[1], device, False, checksum)
+
+
+def with_fast_features(exact: FeatureExtractor) -> FeatureExtractor:
+    """Features in float16, whose moments `FeatureSet` corrects with those of `exact`."""
+    net = copy.deepcopy(exact.net)
+    return FeatureExtractor(net, exact.dimension, exact.device, exact.standard, exact.checksum, "float16", exact)
+
+
+def _has_fast_float16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
 
 
 def _load_inception(content: io.BytesIO, checksum: str) -> Inception:
@@ -143,21 +161,36 @@ def small_sample_notes(count: int) -> list[str]:
 
 
 class FeatureSet:
-    """Features accumulated batch by batch: their moments, and with `keep` the features themselves."""
+    """Features of `count` images, accumulated batch by batch: their moments, and with `keep` the features themselves.
 
-    def __init__(self, features: FeatureExtractor, keep: bool) -> None:
-        self.moments = Moments(features.dimension, features.device)
+    Moments are corrected if the extractor has an exact one: about `EXACT_IMAGES` images pass through that too.
+    """
+
+    def __init__(self, features: FeatureExtractor, keep: bool, count: int) -> None:
+        self._features, self._every = features, max(1, count // EXACT_IMAGES)
+        self.moments, self._exact, self._approximate = (
+            Moments(features.dimension, features.device) for _ in range(3)
+        )  # of all images; of some, by both extractors
         self._kept: dict[int, Tensor] | None = {} if keep else None  # by the index of the first of each batch
 
-    def add(self, rows: Tensor, first: int) -> None:
-        """Add (N, D) features of the images with indices `first`, `first` + 1, ..."""
+    def add(self, images: Tensor, first: int, advance: Advance = lambda count: None) -> None:
+        """Add uint8 images with indices `first`, `first` + 1, ...; `advance` counts those that are done."""
+        rows = self._features(images, advance)
         self.moments.add(rows)
+        if self._features.exact is not None:
+            chosen = slice(-first % self._every, None, self._every)
+            if len(some := images[chosen]):
+                self._exact.add(self._features.exact(some))
+                self._approximate.add(rows[chosen])
         if self._kept is not None:
             self._kept[first] = rows.cpu()
 
     def all_gather(self, world: World) -> None:
-        """Combine the features of all processes."""
-        self.moments.all_reduce(world.all_reduce_)
+        """Combine the features of all processes; call it last."""
+        for moments in (self.moments, self._exact, self._approximate):
+            moments.all_reduce(world.all_reduce_)
+        if self._features.exact is not None:
+            self.moments = self.moments.corrected(self._exact, self._approximate)
         if self._kept is not None:
             self._kept = {first: rows for part in world.all_gather(self._kept) for first, rows in part.items()}
 
@@ -186,10 +219,12 @@ def reference_features(
     """Features of a dataset, and their origin: the cache and the package contain moments only.
 
     The key of stored statistics consists of the dataset's name, size and crop (`what`) and the checksums of its pixels
-    and of the network. A file that does not match its own checksum is computed again.
+    and of the network. A file that does not match its own checksum is computed again. They are exact, whatever the
+    extractor.
     """
+    features = features.exact or features
     key = statistics_key(what, len(images), images.checksum, features)
-    result = FeatureSet(features, keep)
+    result = FeatureSet(features, keep, len(images))
     if not keep:
         stored = world.on_main(lambda: _find(key))  # caches may differ, but all ranks must do the same
         if stored is not None:
@@ -199,7 +234,7 @@ def reference_features(
     with world.fail_together(), progress(task, len(images), "images") as advance:
         for start in range(BATCH * world.rank, len(images), BATCH * world.size):
             batch = images.take(np.arange(start, min(start + BATCH, len(images))))
-            result.add(features(batch, lambda count: advance(count * world.size)), start)
+            result.add(batch, start, lambda count: advance(count * world.size))
     result.all_gather(world)
     if world.is_main:
         with suppress(UserError):  # without a writable cache the next call takes longer
@@ -212,6 +247,7 @@ def reference_features(
 
 def included_reference(cfg: Data, features: FeatureExtractor) -> tuple[FeatureSet, dict[str, Any]] | None:
     """Included statistics of a published dataset, found without its images, and their key; None if there are none."""
+    features = features.exact or features
     if cfg.path is not None or cfg.holdout > 0:
         return None
     for name in INCLUDED:
@@ -224,7 +260,7 @@ def included_reference(cfg: Data, features: FeatureExtractor) -> tuple[FeatureSe
             continue
         moments = _read_included(name, key)
         if moments is not None:
-            result = FeatureSet(features, keep=False)
+            result = FeatureSet(features, keep=False, count=key["images"])
             result.moments = moments.to(features.device)
             return result, key
     return None
