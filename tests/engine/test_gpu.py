@@ -47,7 +47,7 @@ def make_step(config: Config) -> TrainStep:
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     store = MemoryStore(pixels)
     loader = BatchLoader(store, config.seed, config.train.batch, CUDA, config.data.place, config.data.flip)
-    step = TrainStep(config, TrainState(config, CUDA), loader, resolve_plan(config.engine, CUDA))
+    step = TrainStep(config, TrainState(config, CUDA, images=len(store)), loader, resolve_plan(config.engine, CUDA))
     step.prepare(notify=pytest.fail)
     return step
 
@@ -97,6 +97,21 @@ def test_captured_iteration_is_the_same_iteration(monkeypatch, overrides):
     assert launched._run._graph is None
     assert torch.equal(captured.state.rng.get_state(), launched.state.rng.get_state())
     assert captured.window.read(count) == launched.window.read(count)
+
+
+@pytest.mark.parametrize("method", ["triangle", "no-mcmc", "persistent", "abp", "rae"])
+def test_captured_iteration_of_other_methods(monkeypatch, method):
+    """The same as launched from Python, with what they remember."""
+    count, settings = WARMUP_RUNS + 4, (f"method={method}", "data.flip=false", "teaching.buffer_size=50")
+    captured = make_step(small_config(*settings))
+    expected = run(captured, count)
+    assert captured._run._graph is not None
+    monkeypatch.setattr(cuda, "WARMUP_RUNS", 1000)
+    launched = make_step(small_config(*settings))
+    assert_equal(run(launched, count), expected)
+    for name, value in captured.state.memory.items():
+        assert torch.equal(launched.state.memory[name], value), name
+    assert bool(captured.state.memory) == (method in ("persistent", "abp", "rae"))
 
 
 def test_ramp_recaptures_the_iteration(monkeypatch):
