@@ -39,11 +39,14 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+GROUPS = ("data", "paper")  # commands with commands of their own
+
+
 def commands():
     """Every command by its words, such as ("data", "fetch"), with its option names."""
     tree = {(word,): command for word, command in typer.main.get_command(app).commands.items()}
-    data = tree.pop(("data",))
-    tree |= {("data", word): command for word, command in data.commands.items()}
+    for group in GROUPS:
+        tree |= {(group, word): command for word, command in tree.pop((group,)).commands.items()}
     return {
         path: {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         for path, command in tree.items()
@@ -73,7 +76,7 @@ def test_commands_and_options_exist(page):
         words = call.replace("\\\n", " ").split()
         if words[0].startswith("-") or words[0] in ("COMMAND", "…"):
             continue
-        path = tuple(words[:2]) if words[0] == "data" else (words[0],)
+        path = tuple(words[:2]) if words[0] in GROUPS else (words[0],)
         assert path in COMMANDS, call
         known = COMMANDS[path] | {"-h", "--help"}
         for word in words:

@@ -1,4 +1,4 @@
-"""Imports point one way: nets, langevin -> methods -> engine -> tasks -> report, health, bench -> cli.
+"""Imports point one way: nets, langevin -> methods -> engine -> tasks -> report, health, bench, paper -> cli.
 
 Read from the source, so that imports inside functions and under TYPE_CHECKING count too.
 """
@@ -31,7 +31,8 @@ ALLOWED = {  # what each part may import besides itself
     "bench": TASKS | {"tasks"},
     "health": {"config", "utils"},
     "report": TASKS | {"tasks", "health"},
-    "cli": TASKS | {"tasks", "bench", "health", "report"},
+    "paper": TASKS | {"tasks", "health"},
+    "cli": TASKS | {"tasks", "bench", "health", "report", "paper"},
     "__main__": {"cli"},
     "": TASKS | {"tasks", "report"},  # dualmcmc/__init__.py: the public API
 }

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dualmcmc import __version__
-from dualmcmc.cli import data, evaluate, tasks, train
+from dualmcmc.cli import data, evaluate, paper, tasks, train
 from dualmcmc.cli.options import require_single_process
 from dualmcmc.engine.distributed import env_rank, is_launched
 from dualmcmc.utils.errors import Diverged, ProcessLost, UserError, nearest, sanitize
@@ -29,6 +29,7 @@ app = typer.Typer(
 for _command in (*train.COMMANDS, *tasks.COMMANDS, *evaluate.COMMANDS):
     app.command(_command.__name__.replace("_", "-"))(_command)
 app.add_typer(data.app, name="data")
+app.add_typer(paper.app, name="paper")
 
 
 @app.callback(invoke_without_command=True)

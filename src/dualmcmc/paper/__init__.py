@@ -1,0 +1,1 @@
+"""`dualmcmc paper`: the paper's tables and figures, measured again beside its numbers."""

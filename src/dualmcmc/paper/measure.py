@@ -1,0 +1,86 @@
+"""What is measured of a run, by the columns of the paper's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dualmcmc.metrics.fid import pixel_frechet_distance
+from dualmcmc.metrics.inception import FeatureExtractor
+from dualmcmc.paper.runs import PaperRun, Scale
+from dualmcmc.tasks.evaluate import NO_CLASSIFIER, evaluate
+from dualmcmc.tasks.inputs import choose, dataset_for
+from dualmcmc.tasks.outliers import outliers
+from dualmcmc.tasks.run import Run
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.images import to_uint8
+from dualmcmc.utils.progress import ProgressFactory
+
+Numbers = dict[str, float | None]
+PIXELS = "Fréchet distance of pixels"  # to held-out images
+OTHERS = {"SVHN": "svhn", "CIFAR-100": "cifar100", "CelebA": "celeba"}
+
+
+class Measurement:
+    """How to measure a run: with which features, and how much of it."""
+
+    def __init__(self, scale: Scale, features: FeatureExtractor | None, progress: ProgressFactory) -> None:
+        self.scale, self.features, self.progress = scale, features, progress
+        self.notes: list[str] = []
+        self.complete = True  # whether the last measurement found all it needs
+
+    def samples(self, run: Run, source: PaperRun) -> Numbers:
+        """FID of EBM samples, or of generator samples without an energy, and IS; without Inception a pixel distance."""
+        if self.features is None:
+            splits = run.load_data(self.progress)
+            count = min(self.scale.samples, len(splits.test_or_train()[0]))
+            real = splits.test_or_train()[0].first(count)
+            return {"FID": None, PIXELS: pixel_frechet_distance(to_uint8(run.sample(self.scale.samples)).cpu(), real)}
+        metrics = ["fid", "is"] if self.features.has_classifier else ["fid"]
+        if "is" not in metrics:
+            self._note(f"IS: {NO_CLASSIFIER}")
+        result = evaluate(run, metrics, self.scale.samples, features=self.features, progress=self.progress)
+        numbers = result.ebm or result.generator
+        found: Numbers = {"FID": numbers[self.features.metric_name], "IS": numbers.get("is")}
+        if result.ebm and result.generator:
+            found["FID, generator"] = result.generator[self.features.metric_name]
+        return found
+
+    def errors(self, run: Run, source: PaperRun) -> Numbers:
+        """MSE of held-out images after the run's z-chain, and where it starts."""
+        result = evaluate(run, ["mse"], images=None, progress=self.progress, reconstructions=self.scale.images)
+        steps = run.config.teaching.z_chain.steps
+        by_start = {start: numbers["mse"] for start, numbers in result.reconstruction.items()}
+        revised = by_start.get(f"inference+{steps}", by_start.get(f"noise+{steps}"))
+        return {"MSE": revised, "MSE, inference": by_start.get("inference")}
+
+    def time(self, run: Run, source: PaperRun) -> Numbers:
+        """Seconds per iteration."""
+        return {"time (s)": source.seconds_per_iteration}
+
+    def outliers(self, run: Run, source: PaperRun) -> Numbers:
+        """AUROC of the energy against other datasets, as far as they are there."""
+        held_out, _ = run.load_data(self.progress).test_or_train()
+        numbers: Numbers = {}
+        for column, name in OTHERS.items():
+            try:
+                other = dataset_for(run, name, self.progress)[1].store
+            except UserError:
+                self.complete = False
+                self._note(f"{column}: its images are missing ('dualmcmc data fetch {name}')")
+                continue
+            sets = [choose(store, self.scale.images, run.seed) for store in (held_out, other)]
+            found = outliers(run, sets[0], {name: sets[1]}, ["energy"], self.progress)
+            numbers[column] = found.numbers[name]["energy"]["auroc"]
+        return numbers
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+MEASURES: dict[str, Callable[[Measurement, Run, PaperRun], Numbers]] = {
+    "samples": Measurement.samples,
+    "errors": Measurement.errors,
+    "time": Measurement.time,
+    "outliers": Measurement.outliers,
+}

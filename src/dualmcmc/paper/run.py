@@ -1,0 +1,140 @@
+"""Run an experiment of the paper: train what is missing, measure what is new, write the table."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualmcmc.engine import trainer
+from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.metrics.inception import FeatureExtractor
+from dualmcmc.paper.experiments import EXPERIMENTS
+from dualmcmc.paper.measure import MEASURES, Measurement
+from dualmcmc.paper.runs import SCALES, PaperRun, plan_runs, train
+from dualmcmc.paper.tables import Table, make_table
+from dualmcmc.tasks.load import load
+from dualmcmc.utils.device import device_name, resolve_device
+from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.files import digest, make_folder, to_json, write_text
+from dualmcmc.utils.progress import ProgressFactory, no_progress
+from dualmcmc.utils.reporter import Reporter
+
+PREDICTION_ITERATIONS = 8  # on a GPU, the graph of an iteration is captured after the third
+
+
+def run_experiment(
+    name: str,
+    scale_name: str,
+    out: Path,
+    device: str = "auto",
+    settings: list[str] | None = None,
+    features: FeatureExtractor | None = None,
+    reporter: Reporter | None = None,
+    notify: Callable[[str], None] = lambda text: None,
+    progress: ProgressFactory = no_progress,
+) -> Table:
+    """Measure an experiment, and write OUT/NAME-SCALE.md, .csv, .html and .json.
+
+    What was trained and measured before is reused, also by other experiments. Without `features`, FID's network, the
+    scale smoke measures distances of pixels.
+    """
+    experiment, scale = EXPERIMENTS[name], SCALES[scale_name]
+    target = check_device(scale_name, device)
+    if scale_name != "smoke" and features is None and "samples" in experiment.measures:
+        raise UserError("FID needs the Inception weights: 'dualmcmc data fetch inception'.")
+    runs = plan_runs(experiment, scale_name, out, settings or [])
+    make_folder(out / "runs")
+    if scale_name == "full":
+        announce(runs, str(target), notify)
+    measurement = Measurement(scale, features if scale_name != "smoke" else None, progress)
+    numbers: dict[str, dict[str, float | None]] = {}
+    facts: dict[str, str] = {}
+    for run in runs:
+        train(run, str(target), reporter or Reporter(), notify)
+        numbers[run.variant] = _measured(run, name, measurement, str(target), notify)
+        facts[run.variant] = f"{run.trained_minutes:.1f} min, seed {run.config.seed}"
+    where = f"{device_name(target)}, torch {torch.__version__}"
+    how = f"{scale_name}: {scale.description}; {scale.samples:,} samples; {where}"
+    table = make_table(experiment, numbers, facts, [*measurement.notes, how])
+    for suffix, text in ((".md", table.markdown()), (".csv", table.csv()), (".html", table.html())):
+        write_text(out / f"{name}-{scale_name}{suffix}", text)
+    record: dict[str, Any] = {"experiment": name, "scale": scale_name, "numbers": numbers, "trained": facts}
+    write_text(out / f"{name}-{scale_name}.json", to_json(record | {"notes": list(table.notes)}))
+    return table
+
+
+def check_device(scale_name: str, device: str) -> torch.device:
+    """The device, if it is fast enough for the scale."""
+    target = resolve_device(device)
+    if scale_name != "smoke" and target.type != "cuda":
+        description = SCALES[scale_name].description
+        raise UserError(f"--scale {scale_name} needs a GPU: {description}. --scale smoke runs anywhere.")
+    return target
+
+
+def _measured(
+    run: PaperRun, experiment: str, measurement: Measurement, device: str, notify: Callable[[str], None]
+) -> dict[str, float | None]:
+    """The numbers of a run; those of the same weights are kept in its folder."""
+    weights = digest(RunFolder(run.folder).snapshot, "sha256").hexdigest()
+    numbers: dict[str, float | None] = {}
+    for kind in EXPERIMENTS[experiment].measures:
+        file = run.folder / f"paper-{kind}.json"
+        stored = _read(file)
+        if stored.get("weights") != weights or stored.get("samples") != measurement.scale.samples:
+            notify(f"measuring {run.folder.name}: {kind}")
+            measurement.complete = True
+            found = MEASURES[kind](measurement, load(run.folder, device), run)
+            stored = {"weights": weights, "samples": measurement.scale.samples, "numbers": found}
+            if measurement.complete:  # otherwise it is worth another try
+                write_text(file, to_json(stored))
+        numbers |= stored["numbers"]
+    return numbers
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and isinstance(content.get("numbers"), dict) else {}
+
+
+def announce(runs: list[PaperRun], device: str, notify: Callable[[str], None]) -> None:
+    """Say how long the runs will take and how much memory they need, from a few iterations of each."""
+    total = 0.0
+    for run in runs:
+        seconds, memory = predict(run, device)
+        iterations = run.config.train.images / run.config.train.batch
+        total += seconds * iterations
+        hours = seconds * iterations / 3600
+        name = run.folder.name
+        notify(f"{name}: {iterations:,.0f} iterations of {seconds:.3g} s, {hours:.1f} hours, {memory / 2**30:.1f} GiB")
+    notify(f"all runs: {total / 3600:.1f} hours, less what is trained already; stop and continue at any time")
+
+
+def predict(run: PaperRun, device: str) -> tuple[float, int]:
+    """Seconds per iteration and peak memory, from a few iterations on random images."""
+    config = run.config
+    train_settings = replace(
+        config.train, images=PREDICTION_ITERATIONS * config.train.batch, log_every=1, trackers=(), sample_every=10**15
+    )
+    images = torch.randint(0, 256, (max(1000, config.train.batch), *config.data.sample_shape), dtype=torch.uint8)
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        result = trainer.train(
+            replace(config, train=train_settings),
+            Path(folder) / "run",
+            device,
+            data=images,
+            reporter=Reporter(),
+            on_log=lambda stats: times.append(time.monotonic()),
+        )
+    return times[-1] - times[-2], result.peak_memory
