@@ -113,6 +113,17 @@ def test_micro_batches_give_the_same(name, micro_batch):
     assert_close(ours[1], plain[1])
 
 
+def test_micro_batches_give_gradients_of_gradients():
+    net, x = network("simple", "energy"), inputs("simple", "energy").requires_grad_()
+    found = []
+    for energy in (net.eval(), Executor(net, micro_batch=4)):
+        (slope,) = torch.autograd.grad(flat(energy(x)).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), list(net.parameters()), allow_unused=True))
+    used = [pair for pair in zip(*found, strict=True) if pair[0] is not None]
+    assert len(used) > 1
+    assert_close([ours for _, ours in used], [plain for plain, _ in used])
+
+
 def test_micro_batches_in_a_chain():
     net, x, calls = network("simple", "energy"), inputs("simple", "energy", 5), []
     executor = Executor(net, micro_batch=2, compiler=counting(calls))

@@ -172,17 +172,25 @@ class Executor(nn.Module):
             updated = {name: value.clone() for name, value in buffers.items()} if self._recomputing else buffers
             return layers(weights, updated, x)
 
-        contexts = nullcontext(), self._recompute()
+        recompute = _Recomputation(self)  # entered once for each time a gradient is taken
+        contexts = nullcontext(), recompute
         return checkpoint(evaluate, x, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: contexts)
 
-    @contextmanager
-    def _recompute(self) -> Iterator[None]:
-        """During recomputation BatchNorm's statistics are not updated a second time."""
-        self._recomputing = True
-        try:
-            yield
-        finally:
-            self._recomputing = False
+
+class _Recomputation:
+    """During recomputation BatchNorm's statistics are not updated a second time.
+
+    Unlike a generator it can be entered again: a gradient of a gradient evaluates a micro-batch twice more.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> None:
+        self._executor._recomputing = True
+
+    def __exit__(self, *_: object) -> None:
+        self._executor._recomputing = False
 
 
 @contextmanager
