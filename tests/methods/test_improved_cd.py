@@ -55,6 +55,16 @@ def test_chain_is_that_of_persistent():
     torch.testing.assert_close(ours["samples"], theirs["samples"])
 
 
+def test_slope_is_that_of_every_step():
+    trio, (x, z), cfg = make_trio("energy"), make_batch(), replace(PAPER, x_chain=replace(PAPER.x_chain, steps=1))
+    samples = torch.randn(20, X, dtype=torch.float64)
+    stats = improved_cd(trio, x, z, seeded(2), cfg, make_memory(samples)).stats
+    _, start, _ = draw_starts(samples, seeded(2), cfg.restart_probability)
+    start.requires_grad_()
+    (slope,) = torch.autograd.grad(trio.energy(start).sum(), start)
+    torch.testing.assert_close(stats["energy_slope"], slope.norm(dim=1).mean())
+
+
 def test_entropy_grows_with_the_spread_of_the_samples():
     x = torch.randn(50, 4, dtype=torch.float64)
     one, two = (nearest_neighbour_entropy(scale * x, scale * x) for scale in (1, 2))

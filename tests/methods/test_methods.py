@@ -1,5 +1,6 @@
 """Every learning rule: its losses fit its networks, and it learns a mixture of Gaussians in the plane."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from dualmcmc.config import NETWORKS, Chain
 from dualmcmc.methods import Losses, Method, Optimizers, load_method, step
 from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Prior, Trio
+from dualmcmc.nets.frozen import Watched
 from examples import mixture
 from tests.methods.plain import PAPER, dependencies, make_batch, make_memory, make_trio, seeded
 
@@ -80,6 +82,29 @@ def test_every_parameter_has_a_gradient(name):
         if loss is not None:
             loss.backward()
     assert all(parameter.grad is not None for parameter in trio.parameters())
+
+
+@every_method
+def test_an_abandoned_iteration_leaves_the_memory_alone(name):
+    """It may end before any evaluation of a frozen network."""
+    method, trio, (x, z) = load_method(name), make_trio(*NETWORKS[name]), make_batch()
+    if method.memory is None:
+        pytest.skip("remembers nothing")
+    for number in itertools.count(1):
+        memory, calls = make_memory(method), itertools.count(1)
+        before = {key: value.clone() for key, value in memory.tensors.items()}
+
+        def give_up(_, calls=calls, number=number):
+            if next(calls) == number:
+                raise InterruptedError
+
+        watched = Trio(**{part: Watched(net, give_up) for part, net in trio.named_children()})
+        try:
+            method.evaluate(watched, x, z, seeded(0), PAPER, memory=memory)
+        except InterruptedError:
+            assert all(torch.equal(memory[key], value) for key, value in before.items()), number
+        else:
+            break
 
 
 def mean_distance(a, b):

@@ -36,14 +36,13 @@ def improved_cd(
     chain = replace(cfg.x_chain, steps=max(0, cfg.x_chain.steps - 1))
     rows, x_start = chain_starts(x, rng, cfg, memory)
     x_before = revise_x(terms.augmented(trio.energy, x_start, cfg, rng), x_start, chain, rng, trace)
-    x_rev = last_step(trio, x_before, cfg, rng)
-    others = memory["samples"][:NEIGHBOURS].clone()
-    memory.write("samples", rows, x_rev)
+    x_rev = last_step(trio, x_before, cfg, rng, trace)
 
     loss_energy, energy_stats = terms.contrast(trio.energy, x, x_rev.detach(), cfg, rng)
     with frozen(trio.energy) as net:  # as a function of x_rev alone
         sample_energy = energies(net, x_rev).mean()
-    divergence = sample_energy - nearest_neighbour_entropy(x_rev, others)
+    divergence = sample_energy - nearest_neighbour_entropy(x_rev, memory["samples"][:NEIGHBOURS].clone())
+    memory.write("samples", rows, x_rev)
     stats = energy_stats | {
         "energy_slope": terms.mean_slope(trace, x),
         "sampler_divergence": divergence.detach(),
@@ -52,11 +51,12 @@ def improved_cd(
     return Losses(energy=loss_energy + cfg.energy_weight * cfg.divergence_weight * divergence, stats=stats)
 
 
-def last_step(trio: Trio, x: Tensor, cfg: Teaching, rng: RandomSource) -> Tensor:
+def last_step(trio: Trio, x: Tensor, cfg: Teaching, rng: RandomSource, trace: Trace) -> Tensor:
     """A Langevin step from x as a function of the energy's parameters."""
     leaf, chain = x.detach().requires_grad_(), cfg.x_chain
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(energies(trio.energy, leaf).sum(), leaf, create_graph=True)
+    trace.grad_norm.append(gradient.detach().flatten(1).norm(dim=1))
     x_rev = x - chain.step_size * gradient + chain.noise_std * randn_like(x, rng)
     return x_rev if chain.clamp is None else x_rev.clamp(-chain.clamp, chain.clamp)
 
