@@ -529,6 +529,8 @@ class Config(Settings):
         is_image, shape = data.is_image, data.sample_shape
         if self.method == "abp" and data.flip:
             raise UserError("method=abp keeps a latent per image, so images cannot be mirrored: set data.flip=false.")
+        if self.method == "wae" and self.train.batch < 2:
+            raise UserError("method=wae compares the latents of a batch: set train.batch=2 or more.")
         if teaching.z_start == "prior" and self.method != "dual-mcmc":
             raise UserError(f"teaching.z_start=prior is for method=dual-mcmc, not for method={self.method}.")
         if teaching.energy_augment > 0 and not (is_image and shape[1] == shape[2]):

@@ -141,6 +141,18 @@ def test_gradients_of_gradients_are_not_compiled(tmp_path):
     assert notes == []
 
 
+def test_latents_of_one_image_are_no_sample():
+    with pytest.raises(UserError, match=r"method=wae compares the latents of a batch: set train\.batch=2"):
+        config_of("wae", ["train.batch=1"])
+
+
+def test_init_needs_the_same_networks(tmp_path):
+    train(config_of("vae"), tmp_path / "vae", CPU, max_images=32)
+    with pytest.raises(UserError, match=r"trained generator and inference \(method=vae\).*energy and generator"):
+        train(config_of("cooperative", [f"train.init={tmp_path / 'vae'}"]), tmp_path / "run", CPU)
+    train(config_of("rae", [f"train.init={tmp_path / 'vae'}"]), tmp_path / "rae", CPU, max_images=32)
+
+
 def test_mirrored_images_have_no_persistent_latents():
     with pytest.raises(UserError, match=r"method=abp keeps a latent per image.*: set data\.flip=false"):
         config_of("abp", ["data.flip=true"])

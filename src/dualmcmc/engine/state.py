@@ -114,6 +114,13 @@ class TrainState:
         def read() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             path, origin = locate_snapshot(target)
             tensors, info, sha256 = load_snapshot(path)
+            theirs, ours = stored_config(info, path), self.config
+            if theirs.networks != ours.networks:
+                raise UserError(
+                    f"'{origin}' trained {' and '.join(theirs.networks)} (method={theirs.method}), and "
+                    f"method={ours.method} trains {' and '.join(ours.networks)}: train.init needs a run with the same "
+                    "networks."
+                )
             return tensors, {"file": origin, "sha256": sha256, "images": info["images"]}
 
         tensors, source = self.world.on_main(read)  # other ranks may not see the file
