@@ -20,6 +20,7 @@ from dualmcmc.engine.plan import ExecutionPlan, fit_plan
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.trainer import train
 from dualmcmc.nets import build
+from dualmcmc.report.page import summarize
 from tests.conftest import tiny
 from tests.custom import BreaksCompiler, image_networks, plane_config, plane_networks, points
 from tests.engine.test_trainer import Recorder, assert_equal, latest
@@ -101,6 +102,20 @@ def test_networks_are_trained_in_place(tmp_path):
     saved = snapshot(tmp_path / "run")
     assert_equal(saved, {name: saved[name] for name in networks.state_dict()})
     assert torch.equal(saved["energy.0.weight"], networks.energy[0].weight)
+
+
+def test_report_without_an_inference_model(tmp_path):
+    """The error is that after noise-free chains, not after those of the evaluation, which have noise."""
+    config = plane_config("method=cooperative", "train.images=64")
+    energy, generator, _ = plane_networks().children()
+    networks, samples = Trio(energy, generator, None), points()
+    train(config, tmp_path / "run", "cpu", networks=networks, data=samples, test_data=points(50, 1))
+    given = {"networks": networks, "data": samples, "test_data": points(50, 1)}
+    run = dualmcmc.load(tmp_path / "run", "cpu", **given)
+    rebuilt = run.reconstruct(points(50, 1), rng=run.generator_for("z-chain"))
+    numbers = summarize(run, run.load_data())
+    assert numbers["mse_revised"] == pytest.approx(float((rebuilt - points(50, 1)).square().mean()), rel=1e-4)
+    assert "mse_inference" not in numbers
 
 
 def test_samples_that_are_not_images(tmp_path):

@@ -20,6 +20,14 @@ TASKS = {  # and the networks they need
 }
 
 
+def test_the_same_reason_is_given_once(tmp_path, call):
+    train(tiny("train.images=32", "method=short-run"), tmp_path / "run", "cpu")
+    answer = call("evaluate", tmp_path / "run", "--metrics", "mse,psnr,ssim", "-n", 2, "--device", "cpu")
+    assert answer.code == 2
+    assert answer.err.count("nothing to measure: reconstruction needs a generator, which") == 1
+    assert answer.err.count("needs a generator") == 1
+
+
 @pytest.mark.parametrize("method", ["short-run", "sr-abp", "vae", "cooperative"])
 def test_tasks(tmp_path, call, method):
     config = tiny("train.images=32", f"method={method}")

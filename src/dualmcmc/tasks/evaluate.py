@@ -139,7 +139,7 @@ def evaluate(
             result.reconstructed["training images"] = len(store)
         result.seconds["reconstruction"] = time.monotonic() - start
     if not (result.generator or result.ebm or result.reconstruction):
-        raise UserError("nothing to measure: " + "; ".join(result.skipped.values()) + ".")
+        raise UserError("nothing to measure: " + "; ".join(dict.fromkeys(result.skipped.values())) + ".")
     return result
 
 
