@@ -4,7 +4,7 @@ import pytest
 
 from dualmcmc.config import Guard
 from dualmcmc.config_io import apply_overrides, load_config, to_tree
-from dualmcmc.engine.guard import back_off, check
+from dualmcmc.engine.guard import advice, back_off, check
 from dualmcmc.utils.errors import Diverged
 
 HEALTHY = {"energy_gap_max": 1.0, "x_displacement_rms": 0.1, "z_displacement_rms": 0.3, "loss": -3.0}
@@ -31,6 +31,23 @@ def test_non_finite_statistics(bad):
 def test_limits(name, limit):
     with pytest.raises(Diverged, match=rf"is 2\.1, above guard\.{limit}=2\. "):
         check(HEALTHY | {name: 2.1}, Guard(**{limit: 2}))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (
+            ("energy_gap", "x_displacement_rms", "z_displacement_rms"),
+            "Try a smaller optim.energy.lr, teaching.x_chain.step_size or teaching.z_chain.step_size, "
+            "teaching.x_chain.clamp=1 or a grad_clip",
+        ),
+        (("energy_gap",), "Try a smaller optim.energy.lr"),
+        (("z_displacement_rms",), "Try a smaller optim.generator.lr or teaching.z_chain.step_size"),
+        (("reconstruction_mse",), "Try a smaller optim.generator.lr"),
+    ],
+)
+def test_advice_is_for_what_the_method_has(names, expected):
+    assert advice(names) == expected
 
 
 def test_back_off_reduces_learning_rates_and_step_sizes():

@@ -159,6 +159,32 @@ def test_advice_for_too_much_noise():
     assert "teaching.x_chain.temperature=1e-06" in finding.advice
 
 
+def test_methods_without_an_x_chain():
+    """Their energy is not slowed down by a setting that they do not use."""
+    config = config_io.load_config("digits", ["method=triangle"])
+    for changes in ({"energy_gap": lambda n: -8.0}, {"energy_gap_max": lambda n: 40.0 if n == 22 else 0.01}):
+        log = make_log(**changes)
+        for entry in log:
+            entry.pop(X, None)
+            entry.pop("energy_slope", None)
+        (finding,) = problems(log, config)
+        assert finding.advice == f"{LR}=0.0005"
+        assert "x-chain" not in finding.message
+
+
+@pytest.mark.parametrize("setting", ["method=sr-abp", "teaching.z_start=prior"])
+def test_z_chain_may_replace_prior_draws(setting):
+    config = config_io.load_config("digits", [setting])
+    found = [[f.check for f in problems(make_log(z_displacement_rms=lambda n, d=d: d), config)] for d in (1.5, 0.004)]
+    assert found == [[], [Z]]
+
+
+def test_reconstruction_without_an_inference_model():
+    config = config_io.load_config("digits", ["method=sr-abp"])
+    (finding,) = problems(make_log(reconstruction_mse=lambda n: 0.7 - 0.001 * n), config)
+    assert finding.message.endswith("G does not learn the images.")
+
+
 def test_short_log():
     findings = examine(make_log(3), DIGITS)
     assert verdict(findings) == "healthy"

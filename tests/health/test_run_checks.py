@@ -1,5 +1,6 @@
 import pytest
 
+from dualmcmc import config_io
 from dualmcmc.health import examine
 from tests.health.logs import DIGITS, event, line, make_log, problems
 
@@ -25,6 +26,18 @@ def test_divergence():
     log[2] = line(2, x_displacement_rms="nan", z_displacement_rms="nan")  # unclear which: all
     for key in ("optim.energy.lr", "teaching.x_chain.step_size", "teaching.z_chain.step_size"):
         assert key in problems(log)[0].advice
+
+
+def test_divergence_of_methods_with_fewer_networks_and_chains():
+    for method, missing, advice in (
+        ("vae", ("energy_gap", "x_displacement_rms", "z_displacement_rms"), "optim.generator.lr=0.001"),
+        ("sr-abp", ("energy_gap", "x_displacement_rms"), "optim.generator.lr=0.001 teaching.z_chain.step_size=0.0004"),
+        ("triangle", ("x_displacement_rms", "z_displacement_rms"), "optim.energy.lr=0.0005"),
+    ):
+        last = {name: value for name, value in line(2, reconstruction_mse="nan").items() if name not in missing}
+        log = [event("start"), last, event("diverged", 2, reason="reconstruction_mse is nan.")]
+        (finding,) = problems(log, config_io.load_config("digits", [f"method={method}"]))
+        assert finding.advice == advice
 
 
 def test_divergence_before_a_resume_does_not_count():

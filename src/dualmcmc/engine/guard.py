@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from dualmcmc.config import Config, Guard
 from dualmcmc.utils.errors import Diverged
 
-ADVICE = (
-    "Try a smaller optim.energy.lr, teaching.x_chain.step_size or teaching.z_chain.step_size, "
-    "teaching.x_chain.clamp=1 or a grad_clip"
-)
+
+def advice(names: Collection[str]) -> str:
+    """What to try, among the settings of a method with statistics of these names."""
+    has = {"x": "x_displacement_rms" in names, "z": "z_displacement_rms" in names}
+    rate = "optim.energy.lr" if "energy_gap" in names else "optim.generator.lr"
+    *most, last = (rate, *(f"teaching.{chain}_chain.step_size" for chain, exists in has.items() if exists))
+    smaller = f"{', '.join(most)} or {last}" if most else last
+    clamp = ", teaching.x_chain.clamp=1 or a grad_clip" if has["x"] else ""
+    return f"Try a smaller {smaller}{clamp}"
 
 
 def check(record: dict[str, float], cfg: Guard) -> None:
@@ -21,14 +27,15 @@ def check(record: dict[str, float], cfg: Guard) -> None:
     """
     for name, value in record.items():
         if not math.isfinite(value):
-            raise Diverged(f"{name} is {value}. {ADVICE}")
+            raise Diverged(f"{name} is {value}. {advice(record)}")
     for name, what, limit in (
         ("energy_gap_max", "the energy gap between samples and data", "max_energy_gap"),
         ("x_displacement_rms", "the displacement of the x-chain", "max_x_displacement"),
         ("z_displacement_rms", "the displacement of the z-chain", "max_z_displacement"),
     ):
         if record.get(name, 0.0) > getattr(cfg, limit):
-            raise Diverged(f"{what} is {record[name]:.4g}, above guard.{limit}={getattr(cfg, limit):g}. {ADVICE}")
+            size = f"{record[name]:.4g}, above guard.{limit}={getattr(cfg, limit):g}"
+            raise Diverged(f"{what} is {size}. {advice(record)}")
 
 
 def back_off(config: Config) -> tuple[Config, dict[str, float]]:

@@ -175,7 +175,7 @@ class TrainLoop:
                 dry_run = False
         save_start = time.monotonic()
         if not dry_run and any(self.world.all_gather(not self.state.is_finite())):
-            raise Diverged(f"a weight is not finite. {guard.ADVICE}")
+            raise Diverged(f"a weight is not finite. {guard.advice(self.last_stats)}")
         self.state.synchronize()
         if self.world.is_main:
             if keep_snapshot:  # before the state: a run killed in between would resume after it

@@ -39,7 +39,12 @@ def energy_gap(history: History, config: Config) -> list[Finding]:
             medians = ", ".join(f"{value:.3g}" for value in quarters)
             message = f"The energy gap keeps growing ({medians} over the log): samples do not keep up with E."
             finding = Finding("warning", "energy_gap", message)
-    return [finding.with_advice(slower_energy(config))]
+    return [finding.with_advice(slower_energy(config, _has_x_chain(history)))]
+
+
+def _has_x_chain(history: History) -> bool:
+    """Whether the method revises samples; some let G descend E instead."""
+    return bool(history.series("x_displacement_rms"))
 
 
 def spikes(history: History, config: Config) -> list[Finding]:
@@ -52,10 +57,10 @@ def spikes(history: History, config: Config) -> list[Finding]:
         mean = median(abs(value) for value in history.recent("energy_gap") or [0.0])
         message = (
             f"The largest energy gap of a batch is {peak:.3g}, although {typical:.3g} is typical and the mean gap is "
-            f"{mean:.3g}: some x-chains diverge."
+            f"{mean:.3g}: some {'x-chains' if _has_x_chain(history) else 'samples'} diverge."
         )
-        advice = scaled_setting(config, "teaching.x_chain.step_size", 0.5)
-        return [Finding("warning", "energy_gap_max", message, advice)]
+        key = "teaching.x_chain.step_size" if _has_x_chain(history) else "optim.energy.lr"
+        return [Finding("warning", "energy_gap_max", message, scaled_setting(config, key, 0.5))]
     return [Finding("ok", "energy_gap_max", "No batch has an extreme energy gap.")]
 
 
@@ -119,7 +124,10 @@ def z_chain(history: History, config: Config) -> list[Finding]:
     displacement = history.recent(name)
     if config.teaching.z_chain.steps == 0 or not displacement:
         return []
-    factor = 0.25 if median(displacement) > HEALTHY_RANGES[name].high else 4
+    high = HEALTHY_RANGES[name].high
+    if median(displacement) > high and (config.method == "sr-abp" or config.teaching.z_start == "prior"):
+        return []  # from prior draws, which it should replace
+    factor = 0.25 if median(displacement) > high else 4
     advice = scaled_setting(config, "teaching.z_chain.step_size", factor)
     return [_check_range(name, history, config).with_advice(advice)]
 
@@ -153,7 +161,8 @@ def reconstruction(history: History, config: Config) -> list[Finding]:
         return []
     now, lowest, first = median(history.recent(name)), history.lowest(name), median(values[:2])
     if now > MSE_DROP * first and len(values) >= MSE_DROP_LINES:
-        message = f"The reconstruction error is {now:.3g}, initially {first:.3g}: G and I do not learn the images."
+        learners = "G and I do" if "inference" in config.networks else "G does"
+        message = f"The reconstruction error is {now:.3g}, initially {first:.3g}: {learners} not learn the images."
         displacement = history.recent("z_displacement_rms")
         advice = scaled_setting(config, "optim.generator.lr", 0.1 if now > first else 4)
         too_far = bool(displacement) and median(displacement) > HEALTHY_RANGES["z_displacement_rms"].high

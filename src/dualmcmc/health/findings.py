@@ -53,9 +53,9 @@ def scaled_setting(config: Config, key: str, factor: float) -> str:
     return f"{key}={max(1, round(value * factor))}" if isinstance(value, int) else f"{key}={value * factor:.4g}"
 
 
-def slower_energy(config: Config) -> str:
-    """Advice if E learns faster than the samples follow."""
-    keys = ("optim.energy.lr", "teaching.x_chain.step_size")
+def slower_energy(config: Config, x_chain: bool = True) -> str:
+    """Advice if E learns faster than the samples follow, with or without an x-chain."""
+    keys = ("optim.energy.lr", *(["teaching.x_chain.step_size"] if x_chain else []))
     advice = " ".join(scaled_setting(config, key, 0.5) for key in keys)
     return advice if config.nets.spectral_norm else f"{advice}; in a new run nets.spectral_norm=true"
 

@@ -106,7 +106,10 @@ def _final_divergence(history: History) -> Entry | None:
 
 
 def _divergence_advice(history: History, config: Config) -> str:
-    """Reduce the step size of the chain that diverged; if unclear which, all rates that may be the cause."""
+    """Reduce the step size of the chain that diverged; if unclear which, all rates that may be the cause.
+
+    Of the two chains only those that the method logs.
+    """
     last: Entry = next((entry for entry in reversed(history.log) if entry.get("kind") == "train"), {})
     step_sizes = {f"{chain}_displacement_rms": f"teaching.{chain}_chain.step_size" for chain in ("x", "z")}
     displacements = {name: parse_number(last.get(name)) for name in step_sizes}
@@ -117,7 +120,11 @@ def _divergence_advice(history: History, config: Config) -> str:
     ]
     if len(diverged) == 1:
         return scaled_setting(config, step_sizes[diverged[0]], 0.1)
-    return f"{scaled_setting(config, 'teaching.z_chain.step_size', 0.5)} {slower_energy(config)}"
+    chains = [key for name, key in step_sizes.items() if name in last or not last]
+    if "energy" not in config.networks:
+        return " ".join(scaled_setting(config, key, 0.5) for key in ("optim.generator.lr", *chains))
+    z = [scaled_setting(config, key, 0.5) for key in chains if key == step_sizes["z_displacement_rms"]]
+    return " ".join([*z, slower_energy(config, step_sizes["x_displacement_rms"] in chains)])
 
 
 def _reason(event: Entry) -> str:
