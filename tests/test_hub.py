@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 import dualmcmc
-from dualmcmc import hub
+from dualmcmc import config_io, hub
 from dualmcmc.engine import checkpoint
 from dualmcmc.tasks import card as model_cards
 from dualmcmc.utils.errors import UserError
@@ -288,6 +288,22 @@ def test_results_of_other_weights_are_not_in_the_card(server, token, call, run_f
     run = dualmcmc.load(run_folder, "cpu", ema=False)  # other weights, same folder
     run.push("user/tiny")
     assert "Results" not in server.repos["user/tiny"].files("main")["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("method", "present", "absent"),
+    [
+        ("vae", ("widths G 4, I 4", "z-chain"), ("E 4", "x-chain")),
+        ("short-run", ("widths E 4 ", "x-chain in training", "x-chain of samples"), ("G 4", "z-chain")),
+    ],
+)
+def test_card_is_of_the_networks_of_the_method(method, present, absent):
+    widths = [f"nets.{name}_width=4" for name in ("energy", "generator", "inference")]
+    config = config_io.load_config("digits", [f"method={method}", *widths])
+    file = {"dtype": "float16", "bytes": 1, "sha256": "0"}
+    card = model_cards.model_card("user/tiny", config, {}, 1, file, [], None)
+    assert all(words in card for words in present)
+    assert not any(words in card for words in absent)
 
 
 def test_card_of_custom_networks_is_plain(server, token):

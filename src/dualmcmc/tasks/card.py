@@ -112,16 +112,19 @@ def _samples(config: Config) -> str:
 def _training(config: Config, images: int) -> dict[str, str]:
     data, nets, teaching = config.data, config.nets, config.teaching
     named = f"{data.source}, split {_code(data.split)}"
-    widths = f"E {nets.energy_width}, G {nets.generator_width}, I {nets.inference_width}"
+    widths = ", ".join(f"{name[0].upper()} {getattr(nets, f'{name}_width')}" for name in config.networks)
+    chains = {}
+    if "energy" in config.networks:
+        chains = {"x-chain in training": _chain(teaching.x_chain), "x-chain of samples": _chain(config.sampling_chain)}
+    if "generator" in config.networks:
+        chains["z-chain"] = _chain(teaching.z_chain)
     rows = {
         "data": {"folder": "a folder of images", "custom": "data passed in Python"}.get(data.source, named),
         f"{data.noun} trained on": f"{images:,}, in batches of {config.train.batch:,}",
         "networks": "custom" if nets.kind == "custom" else f"{nets.kind}, widths {widths}",
         "method": config.method,
         "latent dimension, sigma": f"{teaching.latent_dim}, {teaching.sigma:g}",
-        "x-chain in training": _chain(teaching.x_chain),
-        "x-chain of samples": _chain(config.sampling_chain),
-        "z-chain": _chain(teaching.z_chain),
+        **chains,
         "seed": str(config.seed),
         "version": f"dualmcmc {__version__} wrote the file",
     }
