@@ -477,6 +477,12 @@ def test_iteration_with_a_second_x_chain_is_finished(tmp_path, few_images, at_ch
     assert (result.stop_reason, result.images) == ("SIGINT", 16)
 
 
+def test_setting_of_a_second_x_chain_matters_only_with_one(tmp_path, few_images, at_chain_step):
+    at_chain_step(2, interrupt)
+    result = train(tiny(*few_images, "method=short-run", "teaching.second_x_chain=true"), tmp_path / "run", CPU)
+    assert (result.stop_reason, result.images) == ("SIGINT", 0)
+
+
 def test_unchecked_state_replaces_no_older_one(tmp_path, monkeypatch, few_images):
     monkeypatch.setattr(loop, "PATIENCE", 0.0)
     settings = (*few_images, "train.images=96", "train.save_every=16", "train.keep=1", "train.sample_every=1000")
