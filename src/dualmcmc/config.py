@@ -328,7 +328,8 @@ class Teaching(Settings):
         0.0, "noise on the x-chain's initial state g(z); sigma: sample p(x|z), 0: the authors", ge=0
     )
     second_x_chain: bool = setting(
-        False, "train E on a second x-chain run after G's update (the authors' code); doubles the x-chain's cost"
+        False,
+        "dual-mcmc: train E on a second x-chain run after G's update (the authors' code); doubles the x-chain's cost",
     )
     energy_weight: float = setting(1.0, "factor of E's loss; about 2.5e5 in the authors' code, cancelled by Adam", gt=0)
     energy_l2: float = setting(
@@ -354,9 +355,9 @@ class Teaching(Settings):
     generator_sample_weight: float | None = setting(
         None, "weight of |x~ - g(z)|^2; null: the paper's 1/(2 sigma^2); 50 (CelebA 70) in the authors' code", ge=0
     )
-    inference_data_weight: float = setting(1.0, "weight of -log q(z~|x)", ge=0)
+    inference_data_weight: float = setting(1.0, "dual-mcmc: weight of -log q(z~|x)", ge=0)
     inference_sample_weight: float = setting(
-        1.0, "weight of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0
+        1.0, "dual-mcmc: weight of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0
     )
 
     latent_weight: float = setting(
