@@ -15,10 +15,12 @@ def make_memory():
 def test_loss():
     trio, (x, z) = make_trio("generator", "inference"), make_batch()
     memory = make_memory()
-    loss = rae(trio, x, z, None, replace(PAPER, latent_weight=0.6), memory).autoencoder
+    losses = rae(trio, x, z, None, replace(PAPER, latent_weight=0.6), memory)
+    loss = losses.autoencoder
     latents = trio.inference.mean(x)
     error, size = (x - trio.generator(latents)).pow(2).sum(1), latents.pow(2).sum(1)
     assert torch.allclose(loss, (error / (2 * PAPER.sigma**2) + 0.6 * size / 2).mean())
+    assert torch.allclose(losses.stats["latent_norm"], size.sqrt().mean())
     moved = {"mean": latents.mean(0), "second_moment": latents.T @ latents / B}
     for name, value in make_memory().tensors.items():
         assert torch.allclose(memory[name], (1 - MOMENTUM) * value + MOMENTUM * moved[name])
