@@ -532,6 +532,14 @@ class Config(Settings):
             raise UserError("method=abp keeps a latent per image, so images cannot be mirrored: set data.flip=false.")
         if self.method == "wae" and self.train.batch < 2:
             raise UserError("method=wae compares the latents of a batch: set train.batch=2 or more.")
+        if teaching.second_x_chain and self.method != "dual-mcmc":
+            raise UserError(f"teaching.second_x_chain=true is for method=dual-mcmc, not for method={self.method}.")
+        last_step = teaching.x_chain.metropolis or teaching.x_chain.grad_clip is not None or not teaching.x_chain.steps
+        if self.method == "improved-cd" and last_step:
+            raise UserError(
+                "method=improved-cd learns through the x-chain's last step: teaching.x_chain.steps must be at least 1, "
+                "without metropolis and grad_clip."
+            )
         if teaching.z_start == "prior" and self.method != "dual-mcmc":
             raise UserError(f"teaching.z_start=prior is for method=dual-mcmc, not for method={self.method}.")
         if teaching.energy_augment > 0 and not (is_image and shape[1] == shape[2]):

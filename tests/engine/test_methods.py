@@ -129,8 +129,20 @@ def test_method_is_fixed(tmp_path):
 def test_settings_of_other_methods():
     with pytest.raises(UserError, match=r"teaching\.z_start=prior is for method=dual-mcmc, not for method=vae"):
         config_of("vae", ["teaching.z_start=prior"])
+    with pytest.raises(UserError, match=r"second_x_chain=true is for method=dual-mcmc, not for method=triangle"):
+        config_of("triangle", ["teaching.second_x_chain=true"])
+    for setting in ("steps=0", "metropolis=true", "grad_clip=1"):
+        with pytest.raises(UserError, match="learns through the x-chain's last step"):
+            config_of("improved-cd", [f"teaching.x_chain.{setting}"])
     with pytest.raises(UserError, match="method"):
         config_of("gan")
+
+
+@pytest.mark.parametrize("method", ["dual-mcmc", "cooperative", "amortized", "short-run", "persistent"])
+def test_acceptance_is_logged(tmp_path, method):
+    chain = ["teaching.x_chain.metropolis=true", "teaching.x_chain.temperature=1", "train.images=32"]
+    result = train(config_of(method, chain), tmp_path / "run", CPU)
+    assert 0 <= result.stats["x_acceptance"] <= 1
 
 
 def test_gradients_of_gradients_are_not_compiled(tmp_path):

@@ -37,6 +37,7 @@ def amortized(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
         | {
             "energy_slope": terms.mean_slope(trace, x),
             "x_displacement_rms": rms_distance(x_rev, x_start).mean(),
+            **terms.acceptance(trace, None),
         }
     )
     return Losses(energy=loss_energy, autoencoder=loss_autoencoder, stats=stats)

@@ -37,6 +37,7 @@ def cooperative(
     stats = energy_stats | {
         "energy_slope": terms.mean_slope(trace, x),
         "x_displacement_rms": rms_distance(x_rev, x_start).mean(),
+        **terms.acceptance(trace, None),
         "z_displacement_rms": rms_distance(z_rev, z).mean(),
     }
     return Losses(energy=loss_energy, generator=loss_generator, stats=stats)

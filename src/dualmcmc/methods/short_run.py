@@ -26,6 +26,7 @@ def short_run(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
     stats = energy_stats | {
         "energy_slope": terms.mean_slope(trace, x),
         "x_displacement_rms": rms_distance(x_rev, x_start).mean(),
+        **terms.acceptance(trace, None),
     }
     return Losses(energy=loss_energy, stats=stats)
 

@@ -35,7 +35,8 @@ def maximum_mean_discrepancy(a: Tensor, b: Tensor) -> Tensor:
     """The unbiased estimate of MMD^2 between latents a and b, (B, d) each, with inverse multiquadratic kernels."""
     count, dimension = a.shape
     both = torch.cat([a, b])
-    squares = (both[:, None] - both[None, :]).square().sum(2)
+    norms = both.square().sum(1)
+    squares = (norms[:, None] + norms[None, :] - 2 * both @ both.T).clamp(min=0)  # of (2B, 2B) distances
     widths = [2 * dimension * scale for scale in SCALES]
     kernel = torch.stack([width / (width + squares) for width in widths]).sum(0)
     within_a, within_b, between = kernel[:count, :count], kernel[count:, count:], kernel[:count, count:]
