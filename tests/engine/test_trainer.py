@@ -477,9 +477,9 @@ def test_iteration_with_a_second_x_chain_is_finished(tmp_path, few_images, at_ch
     assert (result.stop_reason, result.images) == ("SIGINT", 16)
 
 
-def test_setting_of_a_second_x_chain_matters_only_with_one(tmp_path, few_images, at_chain_step):
+def test_iterations_of_other_methods_are_abandoned(tmp_path, few_images, at_chain_step):
     at_chain_step(2, interrupt)
-    result = train(tiny(*few_images, "method=short-run", "teaching.second_x_chain=true"), tmp_path / "run", CPU)
+    result = train(tiny(*few_images, "method=short-run"), tmp_path / "run", CPU)
     assert (result.stop_reason, result.images) == ("SIGINT", 0)
 
 

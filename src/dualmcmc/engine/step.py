@@ -145,8 +145,7 @@ class TrainStep:
 
     def _check(self, x: Tensor) -> None:
         # A second x-chain follows the updates of G and I, which cannot be undone; a capture must not be left.
-        updated = self._method.after is not None and self._teaching.second_x_chain
-        undoable = not updated and not isinstance(self._run, CudaGraph)
+        undoable = not self._teaching.second_x_chain and not isinstance(self._run, CudaGraph)
         if undoable and self._give_up is not None and self._give_up():
             raise Abandoned
 
