@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -610,6 +611,18 @@ def test_public_interface(tmp_path):
     assert dualmcmc.train(config, str(tmp_path / "run"), "cpu").images == BATCH
     with pytest.raises(UserError, match="already contains a run"):
         dualmcmc.train(config, str(tmp_path / "run"), "cpu")
+
+
+def test_minutes_of_training_alone(tmp_path, monkeypatch):
+    """Over all sessions, without what precedes the first iteration."""
+    monkeypatch.setattr(TrainStep, "prepare", lambda *arguments: time.sleep(0.5))
+    config = tiny("train.images=100000000", "train.log_every=1")
+    first = train(config, tmp_path / "run", CPU, max_training_minutes=0.005)
+    assert first.stop_reason == "max-minutes"
+    assert first.seconds >= 0.3
+    second = train(None, tmp_path / "run", CPU, resume=True, max_training_minutes=0.006)
+    assert second.seconds >= 0.36
+    assert second.images > first.images
 
 
 def test_limits(tmp_path):

@@ -46,6 +46,7 @@ class TrainLoop:
         self.on_log: OnLog | None = None
         self.on_save: OnSave | None = None
         self.deadline = math.inf  # on the monotonic clock
+        self.max_seconds = math.inf  # of training, over all sessions; as logged, without compilation and saving
         self.step = TrainStep(config, state, loader, plan, state.world, self._out_of_patience)
         self.last_stats: dict[str, float] = {}
         self._read_at, self._read_iteration = time.monotonic(), state.iteration
@@ -59,7 +60,7 @@ class TrainLoop:
             self.deadline = time.monotonic() + 60 * max_minutes
         if state.images == 0:
             self._save()  # a run that diverges early then still has a valid state
-        urgency = 0
+        self._read_at, urgency = time.monotonic(), 0
         try:
             with self.signals.interruptible():
                 if state.images < target:
@@ -96,7 +97,8 @@ class TrainLoop:
         """The index in STOP_REASONS of what this process wants."""
         if self.signals.received is not None:
             return STOP_REASONS.index(self.signals.received.name)
-        return int(time.monotonic() >= self.deadline)
+        now = time.monotonic()
+        return int(now >= self.deadline or self.state.seconds + now - self._read_at >= self.max_seconds)
 
     def _out_of_patience(self) -> bool:
         """Whether this process has wanted to stop for longer than an iteration may take."""

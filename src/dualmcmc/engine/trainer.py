@@ -79,6 +79,7 @@ def train(
     max_images: int | None = None,
     max_minutes: float | None = None,
     *,
+    max_training_minutes: float | None = None,
     networks: Networks | None = None,
     data: Any = None,
     test_data: Any = None,
@@ -91,6 +92,8 @@ def train(
 
     `config`: settings, or the name of a preset or YAML file. `resume` continues exactly from the newest valid state;
     `config` may then be None.
+
+    `max_minutes` of this call; `max_training_minutes` over all sessions, without compilation and saving.
 
     `networks`: your own energy, generator and inference model, trained in place, instead of those of `config.nets`; or
     a function that builds them, called with torch's random numbers seeded by `config.seed`.
@@ -108,7 +111,8 @@ def train(
         raise UserError("test_data is given without data: pass both, or neither.")
     if config is None and not resume:
         raise UserError("config is None: pass settings or the name of a preset, or resume=True to continue a run.")
-    for name, limit in (("max_images", max_images), ("max_minutes", max_minutes)):
+    limits = {"max_images": max_images, "max_minutes": max_minutes, "max_training_minutes": max_training_minutes}
+    for name, limit in limits.items():
         if limit is not None and not limit > 0:
             raise UserError(f"{name} must be greater than 0, not {limit}.")
     folder = RunFolder(expand_user(out))
@@ -121,6 +125,8 @@ def train(
         with connected.detect_lost_process(), _preserved_globals(), ExitStack() as cleanup:
             loop = _set_up(config, folder, str(device), resume, given, reporter, connected, cleanup)
             loop.on_log, loop.on_save = on_log, on_save
+            if max_training_minutes is not None:
+                loop.max_seconds = 60 * max_training_minutes
             reason = loop.run(max_images, max_minutes)
     except CannotWrite as error:
         if not folder.has_states():
