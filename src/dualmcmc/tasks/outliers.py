@@ -16,7 +16,7 @@ from dualmcmc.metrics.pixels import mse
 from dualmcmc.tasks.convert import as_store
 from dualmcmc.tasks.inputs import batches
 from dualmcmc.tasks.run import Run
-from dualmcmc.utils.errors import UserError, nearest, sanitize
+from dualmcmc.utils.errors import NotFinite, UserError, nearest, sanitize
 from dualmcmc.utils.images import stacked
 from dualmcmc.utils.plots import histograms
 from dualmcmc.utils.progress import ProgressFactory, show_progress
@@ -80,7 +80,7 @@ def outliers(
         for score in scores:
             values[score][name] = torch.cat(parts[score])
             if not values[score][name].isfinite().all():
-                raise UserError(f"the {score} of some images of {name} is not finite: the run has diverged.")
+                raise NotFinite(f"the {score} of some images of {name} is not finite: the run has diverged.")
     numbers = {
         name: {score: detection(values[score][IN_DISTRIBUTION], values[score][name]) for score in scores}
         for name in others

@@ -28,7 +28,7 @@ from dualmcmc.pretrained import has_name
 from dualmcmc.tasks import results
 from dualmcmc.tasks.convert import as_images, as_latents
 from dualmcmc.tasks.export import export, push
-from dualmcmc.utils.errors import UserError, sanitize
+from dualmcmc.utils.errors import NotFinite, UserError, sanitize
 from dualmcmc.utils.files import expand_user
 from dualmcmc.utils.images import Picture, grid, side_by_side, to_uint8
 from dualmcmc.utils.progress import ProgressFactory, format_count, no_progress
@@ -477,7 +477,7 @@ def _expand_mask(observed: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
 def require_finite(x: Tensor) -> Tensor:
     """`x`, if a chain has not diverged; conversion to uint8 would hide that."""
     if not torch.isfinite(x).all():
-        raise UserError(
+        raise NotFinite(
             "the chain diverged to non-finite values: reduce sampling.step_size, sampling.temperature or "
             "sampling.steps."
         )

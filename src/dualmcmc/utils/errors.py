@@ -21,6 +21,10 @@ class Damaged(UserError):
     """A file has changed since it was written: truncated, or with bits flipped."""
 
 
+class NotFinite(UserError):
+    """A trained run has samples or energies that are not finite."""
+
+
 class Diverged(Exception):
     """Training diverged. The last valid state is on disk. The command exits with 3."""
 
