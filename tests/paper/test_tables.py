@@ -28,3 +28,10 @@ def test_table():
     for text in (table.markdown(), table.html(), "\n".join(table.text())):
         assert "about | it" in text
         assert "more" in text
+
+
+def test_row_with_another_number():
+    row = Row("inference", {"MSE": "2"}, "a", {"MSE": "MSE, inference"})
+    experiment = Experiment("", ("MSE",), (row, Row("all", {"MSE": "1"}, "a")), ("errors",), "")
+    table = make_table(experiment, {"a": {"MSE": 1.5, "MSE, inference": 2.5}}, {"a": ""}, [])
+    assert [cells[:3] for cells in table.rows] == [("inference", "2", "2.5"), ("all", "1", "1.5")]

@@ -10,13 +10,15 @@ from dualmcmc.paper.runs import PaperRun, Scale
 from dualmcmc.tasks.evaluate import NO_CLASSIFIER, evaluate
 from dualmcmc.tasks.inputs import choose, dataset_for
 from dualmcmc.tasks.outliers import outliers
-from dualmcmc.tasks.run import Run
+from dualmcmc.tasks.reconstruct import NOISE_STEPS
+from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.utils.errors import UserError
 from dualmcmc.utils.images import to_uint8
 from dualmcmc.utils.progress import ProgressFactory
 
 Numbers = dict[str, float | None]
 PIXELS = "Fréchet distance of pixels"  # to held-out images
+GENERATOR_SAMPLES = ("triangle", "no-mcmc")  # trained without x-chains
 OTHERS = {"SVHN": "svhn", "CIFAR-100": "cifar100", "CelebA": "celeba"}
 
 
@@ -25,33 +27,49 @@ class Measurement:
 
     def __init__(self, scale: Scale, features: FeatureExtractor | None, progress: ProgressFactory) -> None:
         self.scale, self.features, self.progress = scale, features, progress
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # of the last measurement
+        self.all_notes: dict[str, None] = {}  # of all, in order
         self.complete = True  # whether the last measurement found all it needs
 
     def samples(self, run: Run, source: PaperRun) -> Numbers:
-        """FID of EBM samples, or of generator samples without an energy, and IS; without Inception a pixel distance."""
+        """FID and IS of EBM samples, or of the generator's if no x-chain has trained it (`GENERATOR_SAMPLES`).
+
+        Without Inception a pixel distance.
+        """
+        from_generator = run.config.method in GENERATOR_SAMPLES or not run.has("energy")
         if self.features is None:
             splits = run.load_data(self.progress)
             count = min(self.scale.samples, len(splits.test_or_train()[0]))
             real = splits.test_or_train()[0].first(count)
-            return {"FID": None, PIXELS: pixel_frechet_distance(to_uint8(run.sample(self.scale.samples)).cpu(), real)}
+            samples = require_finite(run.sample(self.scale.samples, steps=0 if from_generator else None))
+            return {"FID": None, PIXELS: pixel_frechet_distance(to_uint8(samples).cpu(), real)}
         metrics = ["fid", "is"] if self.features.has_classifier else ["fid"]
         if "is" not in metrics:
             self._note(f"IS: {NO_CLASSIFIER}")
         result = evaluate(run, metrics, self.scale.samples, features=self.features, progress=self.progress)
-        numbers = result.ebm or result.generator
-        found: Numbers = {"FID": numbers[self.features.metric_name], "IS": numbers.get("is")}
-        if result.ebm and result.generator:
-            found["FID, generator"] = result.generator[self.features.metric_name]
-        return found
+        numbers, name = result.generator if from_generator else result.ebm, self.features.metric_name
+        return {
+            "FID": numbers[name],
+            "IS": numbers.get("is"),
+            "FID, generator": result.generator.get(name),
+            "FID, after the x-chain": result.ebm.get(name),
+        }
 
     def errors(self, run: Run, source: PaperRun) -> Numbers:
-        """MSE of held-out images after the run's z-chain, and where it starts."""
+        """MSE of held-out images at the latents that the method infers, and by inference alone and + z-chain.
+
+        Methods with a z-chain from inference, or from noise, in training: after it. Other methods with an inference
+        model: without one. Those whose chains start at latents that only training images have: after a long one.
+        """
         result = evaluate(run, ["mse"], images=None, progress=self.progress, reconstructions=self.scale.images)
-        steps = run.config.teaching.z_chain.steps
         by_start = {start: numbers["mse"] for start, numbers in result.reconstruction.items()}
-        revised = by_start.get(f"inference+{steps}", by_start.get(f"noise+{steps}"))
-        return {"MSE": revised, "MSE, inference": by_start.get("inference")}
+        method, steps = run.config.method, run.config.teaching.z_chain.steps
+        inferred, revised = by_start.get("inference"), by_start.get(f"inference+{steps}")
+        if inferred is not None:
+            own = revised if method == "dual-mcmc" else inferred
+        else:
+            own = by_start[f"noise+{steps if method in ('dual-mcmc', 'sr-abp') else max(NOISE_STEPS)}"]
+        return {"MSE": own, "MSE, inference": inferred, "MSE, inference + z-chain": revised}
 
     def time(self, run: Run, source: PaperRun) -> Numbers:
         """Seconds per iteration."""

@@ -68,7 +68,12 @@ def make_table(
     experiment: Experiment, ours: Mapping[str, Numbers], facts: Mapping[str, str], notes: Sequence[str]
 ) -> Table:
     """The table of an experiment. `ours`: numbers by variant; `facts`: how long each was trained."""
-    extra = [name for numbers in ours.values() for name in numbers if name not in experiment.columns]
+    extra = [
+        name
+        for numbers in ours.values()
+        for name, value in numbers.items()
+        if name not in experiment.columns and value is not None
+    ]
     columns = [*experiment.columns, *dict.fromkeys(extra)]
     header = ["", *(text for column in columns for text in _headings(column, experiment)), "trained"]
     rows = []
@@ -77,7 +82,7 @@ def make_table(
         cells = [row.label]
         for column in columns:
             cells += [row.paper.get(column, "–")] if column in experiment.columns else []
-            cells.append(_format(measured.get(column)))
+            cells.append(_format(measured.get(row.ours.get(column, column))))
         rows.append((*cells, facts.get(row.variant or "", "quoted")))
     return Table(experiment.title, tuple(header), tuple(rows), (experiment.note, *notes))
 
