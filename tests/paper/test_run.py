@@ -1,6 +1,7 @@
 """`dualmcmc paper`: runs are trained, shared, continued and measured once; the tables contain what was measured."""
 
 import csv
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from dualmcmc.config import NETWORKS
 from dualmcmc.engine import trainer
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.step import TrainStep
 from dualmcmc.metrics.inception import FeatureExtractor
+from dualmcmc.paper import measure, runs
 from dualmcmc.paper import run as paper_run
-from dualmcmc.paper import runs
 from dualmcmc.paper.experiments import EXPERIMENTS, VARIANTS, WIDTHS
 from dualmcmc.paper.measure import MEASURES, Measurement
 from dualmcmc.paper.runs import SCALES, plan_runs
+from dualmcmc.tasks.evaluate import Evaluation
 from dualmcmc.utils.progress import no_progress
 from dualmcmc.utils.reporter import Reporter
 from tests.conftest import assert_refused
@@ -104,28 +107,118 @@ def test_runs():
 
 
 def test_budget_of_a_run(tmp_path, monkeypatch):
-    """It trains for what is left of its minutes, also after a stop."""
-    scale = replace(SCALES["smoke"], minutes=4.0, settings=(*SCALES["smoke"].settings, "train.images=100000"))
+    """Its minutes are of training alone, over all sessions; a run that has had them is not touched again."""
+    scale = replace(SCALES["smoke"], minutes=4.0, settings=(*SCALES["smoke"].settings, "train.images=100000000"))
     monkeypatch.setitem(SCALES, "smoke", scale)
     monkeypatch.setattr(runs, "MINUTES_TO_MEASURE", 0.98)
     (run, *_) = plan_runs(EXPERIMENTS["table-kx"], "smoke", tmp_path, QUICK[1:])
     assert run.minutes == pytest.approx(0.02)
-    given, real = [], trainer.train
+    assert run.folder.name == "smoke-digits-0.02min-kx10"
+    limited, compiling = trainer.train, 2.0
 
-    def limited(*arguments, max_minutes, **options):
-        given.append(max_minutes)
-        return replace(real(*arguments, max_images=64, **options), stop_reason="max-minutes")
+    def prepare(self, *arguments):
+        time.sleep(compiling)
 
-    monkeypatch.setattr(trainer, "train", limited)
-    monkeypatch.setattr(runs, "WORTH_STARTING", 1e-9)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "prepare", prepare)
+        patch.setattr(trainer, "train", lambda *a, **options: limited(*a, **options, max_images=64))
+        with pytest.raises(runs.Stopped):
+            runs.train(run, "cpu", Reporter(), lambda text: None)
+        stopped = run.trained_minutes
+        patch.setattr(trainer, "train", limited)
+        assert runs.train(run, "cpu", Reporter(), lambda text: None) is None
+    assert 0 < stopped < 0.02 <= run.trained_minutes < 0.03
+    before = run.trained_minutes
+    said = []
+    runs.train(run, "cpu", Reporter(), said.append)
+    assert (run.trained_minutes, said) == (before, [])
+
+
+def test_equal_budgets():
+    """A run is shared only by experiments that give it the same minutes."""
+    folders = {}
+    for experiment in EXPERIMENTS.values():
+        for run in plan_runs(experiment, "short", Path("paper"), []):
+            assert folders.setdefault(run.folder, run.minutes) == run.minutes
+            assert run.minutes > 1
+
+
+def test_settings_that_changed(tmp_path):
+    """Settings of training are refused; those of sampling are measured again, with the same weights."""
+
+    def measured(*settings):
+        return paper_run.run_experiment("table-nef", "smoke", tmp_path, "cpu", [*QUICK, *settings])
+
+    said = []
+    first = measured()
+    for setting in ("optim.energy.lr=0.5", "teaching.generator_data_weight=3", "train.batch=8", "seed=2"):
+        with pytest.raises(dualmcmc.UserError, match="choose another --out"):
+            measured(setting)
+    for setting in ("method=vae", "teaching.z_start=prior"):
+        with pytest.raises(dualmcmc.UserError, match="the experiments choose"):
+            measured(setting)
+    second = measured("sampling.steps=0")
+    assert "sampling.steps=0" in second.notes[-1]
+    assert [row[-2] for row in first.rows] != [row[-2] for row in second.rows]
+    again = paper_run.run_experiment("table-nef", "smoke", tmp_path, "cpu", QUICK, notify=said.append)
+    assert again == first
+    assert said == []
+
+
+def test_runs_that_differ_in_sampling_are_trained_once():
+    full = {run.variant: run for run in plan_runs(EXPERIMENTS["table-kx"], "full", Path("paper"), [])}
+    assert full["kx30"].folder.name == "full-cifar10-resnet-dual-mcmc"
+    assert full["kx30"].config.sampling_chain == full["kx30"].config.teaching.x_chain
+
+
+def test_diverged_run(tmp_path):
+    """It is measured at its last valid state, and not trained again."""
+    said = []
     for _ in range(2):
-        runs.train(run, "cpu", Reporter(), lambda text: None)
-    assert given[0] == pytest.approx(0.02)
-    assert run.trained_minutes > 0
-    assert given[1] < given[0]
-    monkeypatch.setattr(runs, "WORTH_STARTING", 1.0)
+        table = paper_run.run_experiment(
+            "table-simple", "smoke", tmp_path, "cpu", [*QUICK, "guard.max_z_displacement=1e-6"], notify=said.append
+        )
+        facts = {row[0]: row[-1] for row in table.rows}
+        assert facts["dual-MCMC teaching"].endswith("seed 0, diverged at image 16, measured at image 0")
+        assert "diverged" not in facts["Divergence triangle"]
+    assert len([text for text in said if text.startswith("training smoke-digits-dual-mcmc")]) == 1
+
+
+def test_exit_code_of_a_stopped_run(tmp_path, call, monkeypatch):
+    real = trainer.train
+    monkeypatch.setattr(trainer, "train", lambda *a, **k: replace(real(*a, **k), stop_reason="SIGINT"))
+    answer = call("paper", "run", "table-kx", *QUICK, "--out", tmp_path, "--device", "cpu")
+    assert answer.code == 130
+    assert "kx10 was stopped (SIGINT): the same command continues it" in answer.err
+
+
+def test_damaged_state(tmp_path):
+    """The state before it is continued."""
+    (run, *_) = plan_runs(EXPERIMENTS["table-kx"], "smoke", tmp_path, QUICK)
     runs.train(run, "cpu", Reporter(), lambda text: None)
-    assert len(given) == 2
+    assert run.finished
+    state = RunFolder(run.folder).latest_state()
+    state.write_bytes(state.read_bytes()[:-100])
+    runs.train(run, "cpu", Reporter(), lambda text: None)
+    assert RunFolder(run.folder).latest_state() == state
+    assert state.with_suffix(".damaged").exists()
+
+
+def test_errors_are_those_of_the_method(tmp_path):
+    """Inference for autoencoders; a long z-chain for methods without; after the chain of training for ours."""
+    planned = plan_runs(EXPERIMENTS["table-mse"], "smoke", tmp_path, [*QUICK, "train.images=16"])
+    measurement = Measurement(SCALES["smoke"], None, no_progress)
+    for run in planned:
+        if run.variant in ("vae", "cooperative", "kz10"):
+            runs.train(run, "cpu", Reporter(), lambda text: None)
+            numbers = measurement.errors(dualmcmc.load(run.folder, "cpu"), run)
+            inferred, revised = numbers["MSE, inference"], numbers["MSE, inference + z-chain"]
+            if run.variant == "cooperative":
+                assert inferred is revised is None
+                assert numbers["MSE"] > 0
+            else:
+                assert numbers["MSE"] == (inferred if run.variant == "vae" else revised)
+                assert inferred != revised
 
 
 def test_fid_and_outliers(tmp_path):
@@ -160,6 +253,22 @@ def test_bad_input(call, tmp_path):
     assert_refused(call("paper", "run", "table1", "--scale", "shorts"), "--scale shorts", "short")
     if not torch.cuda.is_available():
         assert_refused(call("paper", "run", "table-kz", "--scale", "full", "--out", tmp_path), "needs a GPU", "smoke")
+
+
+def test_samples_of_methods_without_x_chains(tmp_path, monkeypatch):
+    """Are the generator's; both are further columns."""
+    monkeypatch.setattr(measure, "evaluate", lambda *a, **k: Evaluation(generator={"fid": 1.0}, ebm={"fid": 2.0}))
+    features = FeatureExtractor(Tiny(), 48, "cpu", standard=True, checksum="tiny")
+    measurement = Measurement(SCALES["smoke"], features, no_progress)
+    found = {}
+    for run in plan_runs(EXPERIMENTS["table-simple"], "smoke", tmp_path, QUICK):
+        runs.train(run, "cpu", Reporter(), lambda text: None)
+        found[run.variant] = measurement.samples(dualmcmc.load(run.folder, "cpu"), run)
+    assert {variant: numbers["FID"] for variant, numbers in found.items()} == {
+        "cooperative": 2.0, "triangle": 1.0, "no-mcmc": 1.0, "dual-mcmc": 2.0,
+    }  # fmt: skip
+    assert all(numbers["FID, generator"] == 1.0 for numbers in found.values())
+    assert all(numbers["FID, after the x-chain"] == 2.0 for numbers in found.values())
 
 
 def test_list(call):

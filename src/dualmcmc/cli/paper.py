@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -72,6 +73,7 @@ def run(
         raise UserError(f"--scale {scale}: use {', '.join(SCALE_NAMES)}.{nearest(scale, SCALE_NAMES)}")
     import_torch()
     from dualmcmc.paper.run import check_device, run_experiment
+    from dualmcmc.paper.runs import Stopped
     from dualmcmc.tasks.fid import load_features
     from dualmcmc.utils.progress import show_progress
     from dualmcmc.utils.reporter import make_reporter
@@ -83,17 +85,21 @@ def run(
     reporter = make_reporter()
     tables = {}
     for name in names:
-        tables[name] = run_experiment(
-            name,
-            scale,
-            expand_user(out),
-            device,
-            list(overrides or []),
-            features,
-            reporter,
-            reporter.message,
-            show_progress,
-        )
+        try:
+            tables[name] = run_experiment(
+                name,
+                scale,
+                expand_user(out),
+                device,
+                list(overrides or []),
+                features,
+                reporter,
+                reporter.message,
+                show_progress,
+            )
+        except Stopped as stopped:
+            reporter.message(str(stopped))
+            raise typer.Exit(128 + signal.Signals[stopped.reason]) from None
         if not as_json:
             for line in ["", *tables[name].text(), f"table: {out / f'{name}-{scale}.md'}, .csv, .html"]:
                 show(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 import time
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 
+from dualmcmc import config_io
 from dualmcmc.engine import trainer
-from dualmcmc.engine.run_folder import RunFolder
+from dualmcmc.engine.run_folder import locate_snapshot
 from dualmcmc.metrics.inception import FeatureExtractor
 from dualmcmc.paper.experiments import EXPERIMENTS
 from dualmcmc.paper.measure import MEASURES, Measurement
@@ -21,7 +23,7 @@ from dualmcmc.paper.runs import SCALES, PaperRun, plan_runs, train
 from dualmcmc.paper.tables import Table, make_table
 from dualmcmc.tasks.load import load
 from dualmcmc.utils.device import device_name, resolve_device
-from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.errors import NotFinite, UserError, first_line
 from dualmcmc.utils.files import digest, make_folder, to_json, write_text
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 from dualmcmc.utils.reporter import Reporter
@@ -52,17 +54,24 @@ def run_experiment(
     runs = plan_runs(experiment, scale_name, out, settings or [])
     make_folder(out / "runs")
     if scale_name == "full":
-        announce(runs, str(target), notify)
+        announce([run for run in runs if not run.finished], str(target), notify)
     measurement = Measurement(scale, features if scale_name != "smoke" else None, progress)
     numbers: dict[str, dict[str, float | None]] = {}
     facts: dict[str, str] = {}
     for run in runs:
-        train(run, str(target), reporter or Reporter(), notify)
+        problem = train(run, str(target), reporter or Reporter(), notify)
         numbers[run.variant] = _measured(run, name, measurement, str(target), notify)
         facts[run.variant] = f"{run.trained_minutes:.1f} min, seed {run.config.seed}"
+        if problem:
+            facts[run.variant] += f", {problem}"
     where = f"{device_name(target)}, torch {torch.__version__}"
-    how = f"{scale_name}: {scale.description}; {scale.samples:,} samples; {where}"
-    table = make_table(experiment, numbers, facts, [*measurement.notes, how])
+    used = [f"{scale.samples:,} samples"] if "samples" in experiment.measures else []
+    if {"errors", "outliers"} & set(experiment.measures):
+        used.append(f"{scale.images or 'all'} held-out images")
+    how = "; ".join([f"{scale_name}: {scale.description}", *used, where])
+    if settings:
+        how += f"; {' '.join(settings)}"
+    table = make_table(experiment, numbers, facts, [*measurement.all_notes, how])
     for suffix, text in ((".md", table.markdown()), (".csv", table.csv()), (".html", table.html())):
         write_text(out / f"{name}-{scale_name}{suffix}", text)
     record: dict[str, Any] = {"experiment": name, "scale": scale_name, "numbers": numbers, "trained": facts}
@@ -82,20 +91,35 @@ def check_device(scale_name: str, device: str) -> torch.device:
 def _measured(
     run: PaperRun, experiment: str, measurement: Measurement, device: str, notify: Callable[[str], None]
 ) -> dict[str, float | None]:
-    """The numbers of a run; those of the same weights are kept in its folder."""
-    weights = digest(RunFolder(run.folder).snapshot, "sha256").hexdigest()
+    """The numbers of a run; those of the same weights, measured in the same way, are kept in its folder."""
+    sampling = {key: value for key, value in config_io.flatten(run.config).items() if key.startswith("sampling.")}
+    features = measurement.features
+    how = {
+        "weights": digest(locate_snapshot(run.folder).path, "sha256").hexdigest(),
+        "samples": measurement.scale.samples,
+        "images": measurement.scale.images,
+        "sampling": sampling,
+        "features": None if features is None else [features.checksum, features.precision],
+    }
+    name = hashlib.sha256(to_json(how["sampling"]).encode()).hexdigest()[:8]  # runs that differ in it share a folder
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in sampling.items()]
     numbers: dict[str, float | None] = {}
     for kind in EXPERIMENTS[experiment].measures:
-        file = run.folder / f"paper-{kind}.json"
+        file = run.folder / f"paper-{kind}-{name}.json"
         stored = _read(file)
-        if stored.get("weights") != weights or stored.get("samples") != measurement.scale.samples:
+        if stored.get("how") != how or not isinstance(stored.get("notes"), list):
             notify(f"measuring {run.folder.name}: {kind}")
-            measurement.complete = True
-            found = MEASURES[kind](measurement, load(run.folder, device), run)
-            stored = {"weights": weights, "samples": measurement.scale.samples, "numbers": found}
+            measurement.complete, measurement.notes = True, []
+            try:
+                found = MEASURES[kind](measurement, load(run.folder, device, overrides=overrides), run)
+            except NotFinite as error:
+                found = {}
+                measurement.notes.append(f"{run.folder.name}: {first_line(error)}")
+            stored = {"how": how, "numbers": found, "notes": measurement.notes}
             if measurement.complete:  # otherwise it is worth another try
                 write_text(file, to_json(stored))
         numbers |= stored["numbers"]
+        measurement.all_notes |= dict.fromkeys(stored["notes"])
     return numbers
 
 
@@ -117,7 +141,8 @@ def announce(runs: list[PaperRun], device: str, notify: Callable[[str], None]) -
         hours = seconds * iterations / 3600
         name = run.folder.name
         notify(f"{name}: {iterations:,.0f} iterations of {seconds:.3g} s, {hours:.1f} hours, {memory / 2**30:.1f} GiB")
-    notify(f"all runs: {total / 3600:.1f} hours, less what is trained already; stop and continue at any time")
+    if runs:
+        notify(f"all runs: {total / 3600:.1f} hours, less what is trained already; stop and continue at any time")
 
 
 def predict(run: PaperRun, device: str) -> tuple[float, int]:

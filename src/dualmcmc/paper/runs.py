@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dualmcmc import config_io
-from dualmcmc.config import Config
-from dualmcmc.engine import checkpoint, trainer
+from dualmcmc.config import Config, Sampling
+from dualmcmc.engine import checkpoint, guard, trainer
 from dualmcmc.engine.log import read_log
-from dualmcmc.engine.resume import check_unchanged, with_absolute_paths
+from dualmcmc.engine.resume import with_absolute_paths
 from dualmcmc.engine.run_folder import RunFolder
-from dualmcmc.engine.state import read_config
+from dualmcmc.engine.state import latest_valid_state, read_config
 from dualmcmc.health.history import curve, effective_lines
 from dualmcmc.paper.experiments import VARIANTS, WIDTHS, Experiment
-from dualmcmc.utils.errors import UserError
+from dualmcmc.utils.errors import Diverged, UserError, first_line
 from dualmcmc.utils.reporter import Reporter
 
-MINUTES_TO_MEASURE = 0.75  # of a run's share of the budget
-WORTH_STARTING = 0.05  # minutes of training left
+MINUTES_TO_MEASURE = 1.25  # and to compile, of a run's share of the budget
+
+MAY_DIFFER = (  # between a run and what it should be, without a new one
+    "sampling.", "engine.", "data.path", "data.test_path", "data.place", "data.workers", "train.log_every",
+    "train.sample_every", "train.save_every", "train.snapshot_every", "train.keep", "train.grace", "train.trackers",
+    "description",
+)  # fmt: skip
+
+
+class Stopped(UserError):
+    """A run was stopped by a signal, and can be continued."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -62,12 +75,18 @@ SCALES = {
 
 @dataclass(frozen=True)
 class PaperRun:
-    """One run: its settings, its folder, and the minutes it may train; None: to the end."""
+    """One run: its settings, its folder, and the minutes of training alone; None: to the end."""
 
     variant: str
     config: Config
     folder: Path
     minutes: float | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has been trained to the end of its settings."""
+        folder = RunFolder(self.folder)
+        return folder.has_states() and _images(folder.latest_state()) >= self.config.train.images
 
     @property
     def trained_minutes(self) -> float:
@@ -86,17 +105,25 @@ class PaperRun:
 
 
 def plan_runs(experiment: Experiment, scale_name: str, out: Path, settings: list[str]) -> list[PaperRun]:
-    """The runs of an experiment. Variants with equal settings are one run."""
+    """The runs of an experiment. Variants that are trained with equal settings share a folder.
+
+    Runs with a budget are shared only with experiments that give them the same.
+    """
     scale = SCALES[scale_name]
+    for text in settings:
+        if text.partition("=")[0].strip() in ("method", "teaching.z_start"):
+            raise UserError(f"{text}: the experiments choose the method of each run.")
     preset = scale.simple_preset if experiment.simple else scale.preset
-    minutes = None
+    minutes, prefix = None, f"{scale_name}-{preset}"
     if scale.minutes is not None:
         minutes = scale.minutes / len(experiment.variants) - MINUTES_TO_MEASURE
+        prefix += f"-{minutes:.2f}min"
     folders: dict[Config, Path] = {}
     runs: list[PaperRun] = []
     for variant in ("dual-mcmc", *experiment.variants):
         config = with_absolute_paths(_config(preset, variant, [*scale.settings, *settings]))
-        folder = folders.setdefault(config, out / "runs" / f"{scale_name}-{preset}-{variant}")
+        trained = replace(config, sampling=Sampling())
+        folder = folders.setdefault(trained, out / "runs" / f"{prefix}-{variant}")
         if variant in experiment.variants and all(run.variant != variant for run in runs):
             runs.append(PaperRun(variant, config, folder, minutes))
     return runs
@@ -113,19 +140,55 @@ def _config(preset: str, variant: str, settings: list[str]) -> Config:
     return config_io.load_config(preset, [*settings, *VARIANTS[variant], *widths])
 
 
-def train(run: PaperRun, device: str, reporter: Reporter, notify: Callable[[str], None]) -> None:
-    """Train a run, or what is left of it; raises `UserError` if it was stopped."""
-    folder, left = RunFolder(run.folder), None
+def train(run: PaperRun, device: str, reporter: Reporter, notify: Callable[[str], None]) -> str | None:
+    """Train a run, or what is left of it; returns why it diverged, if it did. Raises `Stopped` if it was stopped."""
+    folder = RunFolder(run.folder)
     resume = folder.has_states()
     if resume:
-        state = folder.latest_state()
-        check_unchanged(read_config(state), run.config)
-        finished = checkpoint.load_info(state)["images"] >= run.config.train.images
-        if finished or (run.minutes is not None and run.minutes - run.trained_minutes < WORTH_STARTING):
-            return
-    if run.minutes is not None:
-        left = run.minutes - run.trained_minutes
-    notify(f"training {run.folder.name}" + ("" if left is None else f", {left:.1f} minutes"))
-    result = trainer.train(run.config, run.folder, device, resume, max_minutes=left, reporter=reporter)
+        state, _ = latest_valid_state(folder)
+        info = checkpoint.load_info(state)
+        _check_same(read_config(state), run, info["rollbacks"])
+        if info["images"] >= run.config.train.images:
+            return None
+        if run.minutes is not None and info["seconds"] >= 60 * run.minutes:
+            return None
+        if reason := _divergence(folder):
+            return reason
+    notify(f"training {run.folder.name}" + ("" if run.minutes is None else f", {run.minutes:.2f} minutes"))
+    try:
+        result = trainer.train(
+            run.config, run.folder, device, resume, max_training_minutes=run.minutes, reporter=reporter
+        )
+    except Diverged as error:
+        notify(f"{run.folder.name}: {first_line(error)}")
+        return _divergence(folder)
     if result.stop_reason not in ("finished", "max-minutes"):
-        raise UserError(f"{run.folder.name} was stopped ({result.stop_reason}): the same command continues it.")
+        raise Stopped(
+            f"{run.folder.name} was stopped ({result.stop_reason}): the same command continues it.", result.stop_reason
+        )
+    return None
+
+
+def _check_same(old: Config, run: PaperRun, rollbacks: int) -> None:
+    """Raise `UserError` unless a run was trained with the settings it should have; `sampling` may differ."""
+    new = run.config
+    for _ in range(rollbacks):
+        new, _ = guard.back_off(new)
+    before, after = config_io.flatten(old), config_io.flatten(new)
+    for key in before:
+        if before[key] != after[key] and not key.startswith(MAY_DIFFER):
+            raise UserError(
+                f"'{run.folder}' was trained with {key}={before[key]}, not {after[key]}: choose another --out."
+            )
+
+
+def _divergence(folder: RunFolder) -> str | None:
+    """Why a run diverged, if that is how it ended."""
+    events = [entry for entry in read_log(folder.log) if entry["kind"] not in ("train", "note")]
+    if not events or events[-1]["kind"] != "diverged":
+        return None
+    return f"diverged at image {events[-1]['images']:,}, measured at image {_images(folder.snapshot):,}"
+
+
+def _images(file: Path) -> int:
+    return int(checkpoint.load_info(file)["images"])
