@@ -54,6 +54,8 @@ def test_all_experiments(tmp_path, call):
             for column, figure in row.paper.items():
                 assert found[row.label][f"{column}, paper"] == figure
             assert (found[row.label]["trained"] == "quoted") == (row.variant is None)
+    title = answer.json["table-mse"]["title"]
+    assert title == "Reconstruction error: the paper on CIFAR-10, here on digits"
     kz = rows(tmp_path / "table-kz-smoke.csv")
     assert all(float(row["MSE, here"]) > 0 and float(row["time (s), here"]) > 0 for row in kz.values())
     assert {row["FID, here"] for row in kz.values()} == {"–"}  # pixel distances are not FID

@@ -78,7 +78,7 @@ def _quoted(column: str, figures: Mapping[str, str]) -> tuple[Row, ...]:
 
 EXPERIMENTS: dict[str, Experiment] = {
     "table1": Experiment(
-        "FID and Inception Score on CIFAR-10",
+        "FID and Inception Score",
         ("FID", "IS"),
         (
             Row("dual-MCMC teaching", {"FID": "9.26", "IS": "8.55"}, "dual-mcmc"),
@@ -102,7 +102,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "of triangle and No MCMC are the generator's, without an x-chain.",
     ),
     "table-mse": Experiment(
-        "Reconstruction error on CIFAR-10",
+        "Reconstruction error",
         ("MSE",),
         (
             Row("VAE", {"MSE": "0.0341"}, "vae"),
@@ -144,7 +144,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Samples are drawn with as many steps as in training; the paper does not state its number.",
     ),
     "table-simple": Experiment(
-        "Small networks on CIFAR-10",
+        "Small networks",
         ("FID",),
         (
             Row("Cooperative EBM", {"FID": "33.61"}, "cooperative"),

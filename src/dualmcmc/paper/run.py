@@ -28,6 +28,7 @@ from dualmcmc.utils.files import digest, make_folder, to_json, write_text
 from dualmcmc.utils.progress import ProgressFactory, no_progress
 from dualmcmc.utils.reporter import Reporter
 
+DATASET = "cifar10"  # of the paper's tables
 PREDICTION_ITERATIONS = 8  # on a GPU, the graph of an iteration is captured after the third
 
 
@@ -71,6 +72,9 @@ def run_experiment(
     how = "; ".join([f"{scale_name}: {scale.description}", *used, where])
     if settings:
         how += f"; {' '.join(settings)}"
+    source = runs[0].config.data.source
+    if source != DATASET:
+        experiment = replace(experiment, title=f"{experiment.title}: the paper on CIFAR-10, here on {source}")
     table = make_table(experiment, numbers, facts, [*measurement.all_notes, how])
     for suffix, text in ((".md", table.markdown()), (".csv", table.csv()), (".html", table.html())):
         write_text(out / f"{name}-{scale_name}{suffix}", text)
