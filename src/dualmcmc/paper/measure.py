@@ -61,6 +61,8 @@ class Measurement:
         Methods with a z-chain from inference, or from noise, in training: after it. Other methods with an inference
         model: without one. Those whose chains start at latents that only training images have: after a long one.
         """
+        if not run.has("generator"):
+            return {}
         result = evaluate(run, ["mse"], images=None, progress=self.progress, reconstructions=self.scale.images)
         by_start = {start: numbers["mse"] for start, numbers in result.reconstruction.items()}
         method, steps = run.config.method, run.config.teaching.z_chain.steps
