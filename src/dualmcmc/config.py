@@ -359,7 +359,6 @@ class Teaching(Settings):
     inference_sample_weight: float = setting(
         1.0, "dual-mcmc: weight of -log q(z|x~); 1 in the paper, 0.1 in the authors' code", ge=0
     )
-
     latent_weight: float = setting(
         1.0, "vae, amortized, triangle: weight of the KL term; wae: of the MMD; rae: of |z|^2 / 2", ge=0
     )
@@ -368,7 +367,6 @@ class Teaching(Settings):
     entropy_spread: float = setting(
         0.1, "no-mcmc: standard deviation of these latents around the image's own; about that of p(z|x)", gt=0
     )
-
     buffer_size: int = setting(10_000, "persistent, improved-cd: samples in the buffer", ge=1, le=MAX_BATCH)
     restart_probability: float = setting(
         0.05, "persistent, improved-cd: probability that a chain starts again from noise", ge=0, le=1
@@ -526,22 +524,9 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_method()
         teaching, data = self.teaching, self.data
         is_image, shape = data.is_image, data.sample_shape
-        if self.method == "abp" and data.flip:
-            raise UserError("method=abp keeps a latent per image, so images cannot be mirrored: set data.flip=false.")
-        if self.method == "wae" and self.train.batch < 2:
-            raise UserError("method=wae compares the latents of a batch: set train.batch=2 or more.")
-        if teaching.second_x_chain and self.method != "dual-mcmc":
-            raise UserError(f"teaching.second_x_chain=true is for method=dual-mcmc, not for method={self.method}.")
-        last_step = teaching.x_chain.metropolis or teaching.x_chain.grad_clip is not None or not teaching.x_chain.steps
-        if self.method == "improved-cd" and last_step:
-            raise UserError(
-                "method=improved-cd learns through the x-chain's last step: teaching.x_chain.steps must be at least 1, "
-                "without metropolis and grad_clip."
-            )
-        if teaching.z_start == "prior" and self.method != "dual-mcmc":
-            raise UserError(f"teaching.z_start=prior is for method=dual-mcmc, not for method={self.method}.")
         if teaching.energy_augment > 0 and not (is_image and shape[1] == shape[2]):
             raise UserError("teaching.energy_augment is for square images.")
         if teaching.energy_consistency > 0 and not is_image:
@@ -549,6 +534,23 @@ class Config(Settings):
         if teaching.energy_consistency > 0 and teaching.energy_shift >= min(shape[1:]):
             what = f"data.size={data.size}" if data.shape is None else f"the sides of the images, {shape[1:]}"
             raise UserError(f"teaching.energy_shift={teaching.energy_shift} must be smaller than {what}.")
+
+    def _check_method(self) -> None:
+        """Raise `UserError` for settings with which the method cannot run, or that it would ignore."""
+        teaching, chain = self.teaching, self.teaching.x_chain
+        if self.method == "abp" and self.data.flip:
+            raise UserError("method=abp keeps a latent per image, so images cannot be mirrored: set data.flip=false.")
+        if self.method == "wae" and self.train.batch < 2:
+            raise UserError("method=wae compares the latents of a batch: set train.batch=2 or more.")
+        if teaching.second_x_chain and self.method != "dual-mcmc":
+            raise UserError(f"teaching.second_x_chain=true is for method=dual-mcmc, not for method={self.method}.")
+        if self.method == "improved-cd" and (chain.metropolis or chain.grad_clip is not None or chain.steps == 0):
+            raise UserError(
+                "method=improved-cd learns through the x-chain's last step: teaching.x_chain.steps must be at least 1, "
+                "without metropolis and grad_clip."
+            )
+        if teaching.z_start == "prior" and self.method != "dual-mcmc":
+            raise UserError(f"teaching.z_start=prior is for method=dual-mcmc, not for method={self.method}.")
 
     @property
     def networks(self) -> tuple[str, ...]:

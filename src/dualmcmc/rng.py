@@ -73,6 +73,11 @@ def rand(shape: Sequence[int], like: Tensor, rng: RandomSource) -> Tensor:
     return _draw(partial(torch.rand, dtype=like.dtype, device=like.device), shape, rng)
 
 
+def uniform_like(tensor: Tensor, rng: RandomSource) -> Tensor:
+    """Noise uniform on [-1, 1], where x-chains start without a generator, with the shape and device of `tensor`."""
+    return 2 * rand(tensor.shape, tensor, rng) - 1
+
+
 def randint(shape: Sequence[int], high: int, like: Tensor, rng: RandomSource) -> Tensor:
     """Uniform integers in [0, high) on the device of `like`."""
     return _draw(partial(torch.randint, high, device=like.device), shape, rng)

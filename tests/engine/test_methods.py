@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import dualmcmc
 from dualmcmc import UserError
-from dualmcmc.config import NETWORKS
+from dualmcmc.config import NETWORKS, Teaching
 from dualmcmc.engine import checkpoint, plan
 from dualmcmc.engine.compilation import compile_for_training
 from dualmcmc.engine.log import read_log
@@ -18,10 +18,11 @@ from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.engine.state import TrainState
 from dualmcmc.engine.trainer import train
 from dualmcmc.health import examine
-from dualmcmc.methods import load_method, step
+from dualmcmc.methods import Optimizers, load_method, step
 from dualmcmc.methods.memory import Memory
 from dualmcmc.methods.rae import fitted_prior
-from dualmcmc.nets import Prior
+from dualmcmc.nets import Prior, Trio
+from dualmcmc.utils.reporter import Reporter
 from tests.conftest import compiled_only, tiny
 
 CPU = torch.device("cpu")
@@ -146,23 +147,43 @@ def test_acceptance_is_logged(tmp_path, method):
 
 
 def test_gradients_of_gradients_are_not_compiled(tmp_path):
+    class Messages(Reporter):
+        def message(self, text):
+            said.append(text)
+
+    said: list[str] = []
     config = config_of("improved-cd", ["engine.mode=compiled"])
-    result = train(config, tmp_path / "run", CPU, max_images=32)
+    result = train(config, tmp_path / "run", CPU, max_images=32, reporter=Messages())
     assert result.engine == "eager, float32"
-    notes = [entry["text"] for entry in read_log(RunFolder(tmp_path / "run").log) if entry["kind"] == "note"]
-    assert notes == []
+    assert "running eagerly: method=improved-cd needs gradients of gradients" in said
 
 
-def test_latents_of_one_image_are_no_sample():
-    with pytest.raises(UserError, match=r"method=wae compares the latents of a batch: set train\.batch=2"):
-        config_of("wae", ["train.batch=1"])
+def test_memory_that_does_not_fit():
+    config = config_of("persistent", ["teaching.buffer_size=1000000"])
+    config = replace(config, data=replace(config.data, size=1024))
+    with pytest.raises(
+        UserError, match=r"method=persistent keeps 4\.19 TB in memory, .* are free: reduce teaching\.buffer_size"
+    ):
+        TrainState(config, CPU, networks=Trio(energy=torch.nn.Linear(1, 1)))
 
 
-def test_init_needs_the_same_networks(tmp_path):
-    train(config_of("vae"), tmp_path / "vae", CPU, max_images=32)
-    with pytest.raises(UserError, match=r"trained generator and inference \(method=vae\).*energy and generator"):
-        train(config_of("cooperative", [f"train.init={tmp_path / 'vae'}"]), tmp_path / "run", CPU)
-    train(config_of("rae", [f"train.init={tmp_path / 'vae'}"]), tmp_path / "rae", CPU, max_images=32)
+@pytest.mark.parametrize("method", ["persistent", "abp", "rae", "vae"])
+def test_memory_size(method):
+    config = config_of(method)
+    kept = TrainState(config, CPU, images=20).memory
+    size = load_method(method).memory_size(config.teaching, config.data.sample_shape, 20)
+    assert size == sum(value.nbytes for value in kept.values())
+    assert (size > 0) == (method != "vae")
+
+
+def test_methods_by_name():
+    with pytest.raises(UserError, match=r"unknown method 'vea': use dual-mcmc.* Did you mean 'vae'"):
+        load_method("vea")
+    for module in ("terms", "memory", "../engine"):
+        with pytest.raises(UserError, match="unknown method"):
+            load_method(module)
+    with pytest.raises(UserError, match="pass memory"):
+        step(Trio(), Optimizers(), torch.zeros(2, 1), None, Teaching(), method="abp")
 
 
 def test_mirrored_images_have_no_persistent_latents():

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import dualmcmc
 from dualmcmc.engine.trainer import train
+from dualmcmc.tasks.evaluate import needs_images
 from dualmcmc.utils.images import save_png
 from tests.conftest import assert_refused, tiny
 
@@ -49,3 +51,10 @@ def test_tasks(tmp_path, call, method):
             assert_refused(answer, missing[0], f"method={method} does not train")
         else:
             assert answer.code == 0, (task, answer)
+
+
+def test_no_images_are_read_for_reconstructions_that_a_method_cannot_make(tmp_path):
+    train(tiny("train.images=32", "method=short-run"), tmp_path / "run", "cpu")
+    run = dualmcmc.load(tmp_path / "run", "cpu")
+    assert not needs_images(run, ["mse", "ssim"], None)
+    assert needs_images(run, ["mse", "kid"], None)

@@ -59,7 +59,7 @@ def measure(
 ) -> dict[str, Any]:
     """Check the engine against the reference, then time both, whole and by part; with the ramp's final settings."""
     if config.method != "dual-mcmc" or config.teaching.z_start == "prior":
-        raise UserError("the benchmark is of method=dual-mcmc with teaching.z_start=inference.")
+        raise UserError("only method=dual-mcmc with teaching.z_start=inference can be benchmarked.")
     config = replace(config, teaching=replace(config.teaching, energy_augment_ramp=0))
     plan = timing.set_up(config, device, notify)
     if with_reference:

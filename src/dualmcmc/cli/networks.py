@@ -17,8 +17,8 @@ Networks = Annotated[
     typer.Option(
         "--networks",
         metavar="MODULE:FUNCTION",
-        help="Custom networks: a function without arguments that returns energy, generator and inference, imported "
-        "from the current folder or Python's path.",
+        help="Custom networks: a function without arguments that returns energy, generator and inference (None for one "
+        "that the method does not train), imported from the current folder or Python's path.",
         show_default=False,
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from dualmcmc.config import Config
 from dualmcmc.engine.compile_worker import Job, compile_in_parallel
 from dualmcmc.engine.compiler import caching, compile_error
 from dualmcmc.engine.executor import Executor, Mode
-from dualmcmc.methods import Method, load_method
+from dualmcmc.methods import load_method
 from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
 from dualmcmc.rng import make_generator
@@ -33,10 +34,13 @@ def compile_for_training(
 def _evaluations(executors: Trio, config: Config, batch: int, device: torch.device) -> list[Task]:
     """What an iteration of the method evaluates, found by evaluating its losses on a few zeros, with short chains."""
     x, z = _zeros(config, SAMPLES, device)
-    method, rng, teaching = load_method(config.method), make_generator(0, device), config.teaching.with_short_chains(1)
+    method, rng = load_method(config.method), make_generator(0, device)
+    teaching = replace(config.teaching.with_short_chains(1), buffer_size=SAMPLES)
+    tensors = method.initial_memory(teaching, config.data.sample_shape, SAMPLES, 0, device)
+    memory = Memory(tensors, torch.arange(SAMPLES, device=device), read_only=True)
     with ExitStack() as stack:
         calls = [(net, stack.enter_context(net.recording())) for net in _as_executors(executors)]
-        method.evaluate(executors, x, z, rng, teaching, memory=_initial_memory(method, config, device))
+        method.evaluate(executors, x, z, rng, teaching, memory=memory)
         if method.after is not None:
             method.after(executors, x, z, rng, teaching)
     return [
@@ -44,14 +48,6 @@ def _evaluations(executors: Trio, config: Config, batch: int, device: torch.devi
         for net, seen in calls
         for mode, inputs in seen
     ]
-
-
-def _initial_memory(method: Method, config: Config, device: torch.device) -> Memory | None:
-    if method.memory is None:
-        return None
-    tensors = method.memory(config.teaching, config.data.sample_shape, SAMPLES, make_generator(0))
-    tensors = {name: value.to(device) for name, value in tensors.items()}
-    return Memory(tensors, torch.arange(SAMPLES, device=device), read_only=True)
 
 
 def compile_for_sampling(

@@ -163,10 +163,10 @@ def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
     config = state.config
     generator = rng.make_generator(rng.derive_seed(config.seed, rng.Stream.PREVIEW), state.device)
     trio = state.ema.sampling_trio()
-    shape = (PREVIEW_COUNT, *config.data.sample_shape)
     with eval_mode(trio, config.sampling.batchnorm), local_batchnorm(trio):  # only rank 0 draws it
         if trio.generator is None:
-            x = 2 * torch.rand(shape, device=state.device, generator=generator) - 1
+            like = torch.empty(PREVIEW_COUNT, *config.data.sample_shape, device=state.device)
+            x = rng.uniform_like(like, generator)
         else:
             z = torch.randn(PREVIEW_COUNT, config.teaching.latent_dim, device=state.device, generator=generator)
             if (prior := state.prior()) is not None:

@@ -23,6 +23,7 @@ from dualmcmc.methods import Optimizers, load_method
 from dualmcmc.nets import Prior, Trio, build
 from dualmcmc.nets.custom import Networks, as_trio, check_networks, copied
 from dualmcmc.nets.signal import normalize_signal
+from dualmcmc.utils.device import available_memory, format_bytes
 from dualmcmc.utils.errors import Damaged, UserError, sanitize
 from dualmcmc.utils.images import as_float
 
@@ -101,12 +102,16 @@ class TrainState:
         self.learning_rates: dict[str, float] = {}  # as last set
 
     def _initial_memory(self, images: int) -> dict[str, torch.Tensor]:
-        method, seed = load_method(self.config.method), rng.derive_seed(self.config.seed, rng.Stream.MEMORY)
-        if method.memory is None:
-            return {}
-        shape = self.config.data.sample_shape
-        tensors = method.memory(self.config.teaching, shape, images, rng.make_generator(seed))  # the same on any device
-        return {name: value.to(self.device) for name, value in tensors.items()}
+        config, method = self.config, load_method(self.config.method)
+        what = config.teaching, config.data.sample_shape, images
+        needed = method.memory_size(*what)
+        free = min(available_memory(), available_memory(self.device))  # it is drawn on the CPU
+        if needed > free:
+            raise UserError(
+                f"method={config.method} keeps {format_bytes(needed)} in memory, {format_bytes(free)} are free: reduce "
+                "teaching.buffer_size or data.size."
+            )
+        return method.initial_memory(*what, rng.derive_seed(config.seed, rng.Stream.MEMORY), self.device)
 
     def load_weights(self, target: str) -> dict[str, Any]:
         """Start from the networks of another run (`train.init`); returns which they are."""

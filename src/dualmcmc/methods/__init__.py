@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dualmcmc.config import Teaching
+from dualmcmc.config import NETWORKS, Teaching
 from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
-from dualmcmc.rng import RandomSource, randn
+from dualmcmc.rng import RandomSource, make_generator, randn
+from dualmcmc.utils.errors import UserError, nearest, sanitize
 
 Stats = dict[str, Tensor]
 Lane = Callable[[], AbstractContextManager[object]]
@@ -32,8 +33,14 @@ class Losses:
     energy: Tensor | None = None
     generator: Tensor | None = None
     inference: Tensor | None = None
-    stats: Stats = field(default_factory=dict)
     autoencoder: Tensor | None = None
+    stats: Stats = field(default_factory=dict)
+
+
+@contextmanager
+def sequential() -> Iterator[Lane]:
+    """Blocks of independent work, one after the other. On a GPU the engine passes CUDA streams instead."""
+    yield nullcontext
 
 
 class Optimizers(NamedTuple):
@@ -57,7 +64,7 @@ class Method:
 
     losses: Callable[..., Losses]
     after: Callable[..., Losses | None] | None = None
-    memory: Callable[[Teaching, tuple[int, ...], int, torch.Generator], dict[str, Tensor]] | None = None
+    memory: Callable[[Teaching, tuple[int, ...], int, torch.Generator | None], dict[str, Tensor]] | None = None
     prior: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]] | None = None
     second_order: bool = False
 
@@ -68,22 +75,37 @@ class Method:
         z: Tensor,
         rng: RandomSource,
         cfg: Teaching,
-        lanes: Lanes | None = None,
+        lanes: Lanes = sequential,
         memory: Memory | None = None,
     ) -> Losses:
         """The losses, with `memory` if the method has one."""
-        options = {} if self.memory is None else {"memory": memory}
-        return self.losses(trio, x, z, rng, cfg, lanes=lanes or sequential, **options)
+        if self.memory is None:
+            return self.losses(trio, x, z, rng, cfg, lanes=lanes)
+        if memory is None:
+            raise UserError("this method remembers: pass memory=Memory(...), see dualmcmc.methods.memory.")
+        return self.losses(trio, x, z, rng, cfg, lanes=lanes, memory=memory)
 
+    def initial_memory(
+        self, cfg: Teaching, sample_shape: tuple[int, ...], images: int, seed: int, device: torch.device
+    ) -> dict[str, Tensor]:
+        """What it remembers at first, the same on any device; empty for most methods."""
+        if self.memory is None:
+            return {}
+        tensors = self.memory(cfg, sample_shape, images, make_generator(seed))
+        return {name: value.to(device) for name, value in tensors.items()}
 
-@contextmanager
-def sequential() -> Iterator[Lane]:
-    """Blocks of independent work, one after the other. On a GPU the engine passes CUDA streams instead."""
-    yield nullcontext
+    def memory_size(self, cfg: Teaching, sample_shape: tuple[int, ...], images: int) -> int:
+        """The bytes that this takes."""
+        if self.memory is None:
+            return 0
+        with torch.device("meta"):  # shapes without memory
+            return sum(value.nbytes for value in self.memory(cfg, sample_shape, images, None).values())
 
 
 def load_method(name: str) -> Method:
     """The method of that name: `METHOD` of the module with its name, such as methods/dual_mcmc.py."""
+    if name not in NETWORKS:
+        raise UserError(f"unknown method '{sanitize(name)}': use {', '.join(NETWORKS)}.{nearest(name, NETWORKS)}")
     method: Method = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").METHOD
     return method
 

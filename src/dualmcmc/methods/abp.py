@@ -36,7 +36,7 @@ def abp(
 
 
 def initial_memory(
-    cfg: Teaching, sample_shape: tuple[int, ...], images: int, rng: torch.Generator
+    cfg: Teaching, sample_shape: tuple[int, ...], images: int, rng: torch.Generator | None
 ) -> dict[str, Tensor]:
     """Prior draws, one per image."""
     return {"latents": torch.randn(images, cfg.latent_dim, generator=rng)}

@@ -25,6 +25,7 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
     """
     energy, generator, inference = trio.energy, trio.generator, None if cfg.z_start == "prior" else trio.inference
     w_data, w_sample = terms.generator_weights(cfg)  # the paper's: 1 / (2 sigma^2) each
+    v_data, v_sample = cfg.inference_data_weight, cfg.inference_sample_weight  # the paper's: 1 each
     x_trace, z_trace = Trace(gradients_only=True), Trace(gradients_only=True) if cfg.z_chain.metropolis else None
 
     with lanes() as lane:
@@ -50,9 +51,7 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
             if inference is not None:
                 q_rev = Gaussian(*inference(x_rev))
                 data_nll, sample_nll = q.nll(z_rev).mean(), q_rev.nll(z).mean()
-                loss_inference = (
-                    cfg.inference_data_weight * data_nll + cfg.inference_sample_weight * sample_nll
-                )  # Eq. 15
+                loss_inference = v_data * data_nll + v_sample * sample_nll  # Eq. 15
 
     stats = {
         "energy_slope": terms.mean_slope(x_trace, x),
@@ -65,7 +64,7 @@ def dual_mcmc(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching
         stats |= terms.energy_stats(e)
     if loss_inference is not None:
         stats |= {"inference_data_nll": data_nll.detach(), "inference_sample_nll": sample_nll.detach()}
-    return Losses(loss_energy, loss_generator, loss_inference, stats)
+    return Losses(loss_energy, loss_generator, loss_inference, stats=stats)
 
 
 def second_x_chain(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching) -> Losses | None:

@@ -17,7 +17,7 @@ from dualmcmc.langevin import Trace, revise_x, rms_distance
 from dualmcmc.methods import Lanes, Losses, Method, sequential, terms
 from dualmcmc.methods.memory import Memory
 from dualmcmc.nets import Trio
-from dualmcmc.rng import RandomSource, rand, randint
+from dualmcmc.rng import RandomSource, rand, randint, uniform_like
 
 
 def persistent(
@@ -42,14 +42,14 @@ def chain_starts(x: Tensor, rng: RandomSource, cfg: Teaching, memory: Memory) ->
     rows = randint((len(x),), cfg.buffer_size, x, rng)
     restarted = rand((len(x),), x, rng) < cfg.restart_probability
     restarted = restarted.reshape(-1, *[1] * (x.ndim - 1))
-    return rows, torch.where(restarted, terms.uniform_noise(x, rng), memory["samples"][rows])
+    return rows, torch.where(restarted, uniform_like(x, rng), memory["samples"][rows])
 
 
 def initial_memory(
-    cfg: Teaching, sample_shape: tuple[int, ...], images: int, rng: torch.Generator
+    cfg: Teaching, sample_shape: tuple[int, ...], images: int, rng: torch.Generator | None
 ) -> dict[str, Tensor]:
     """A buffer of uniform noise."""
-    return {"samples": 2 * torch.rand(cfg.buffer_size, *sample_shape, generator=rng) - 1}
+    return {"samples": uniform_like(torch.empty(cfg.buffer_size, *sample_shape), rng)}
 
 
 METHOD = Method(persistent, memory=initial_memory)

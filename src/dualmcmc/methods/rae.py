@@ -37,7 +37,7 @@ def rae(
 
 
 def initial_memory(
-    cfg: Teaching, sample_shape: tuple[int, ...], images: int, rng: torch.Generator
+    cfg: Teaching, sample_shape: tuple[int, ...], images: int, rng: torch.Generator | None
 ) -> dict[str, Tensor]:
     """Moments of the standard normal distribution."""
     return {"mean": torch.zeros(cfg.latent_dim), "second_moment": torch.eye(cfg.latent_dim)}

@@ -14,13 +14,13 @@ from dualmcmc.config import Teaching
 from dualmcmc.langevin import Trace, revise_x, rms_distance
 from dualmcmc.methods import Lanes, Losses, Method, sequential, terms
 from dualmcmc.nets import Trio
-from dualmcmc.rng import RandomSource
+from dualmcmc.rng import RandomSource, uniform_like
 
 
 def short_run(trio: Trio, x: Tensor, z: Tensor, rng: RandomSource, cfg: Teaching, lanes: Lanes = sequential) -> Losses:
     """The energy's loss for data x (B, ...)."""
     trace = Trace(gradients_only=True)
-    x_start = terms.uniform_noise(x, rng)
+    x_start = uniform_like(x, rng)
     x_rev = revise_x(terms.augmented(trio.energy, x_start, cfg, rng), x_start, cfg.x_chain, rng, trace)
     loss_energy, energy_stats = terms.contrast(trio.energy, x, x_rev, cfg, rng)
     stats = energy_stats | {

@@ -27,7 +27,7 @@ from dualmcmc.methods import Stats
 from dualmcmc.methods.augment import AugmentedEnergy, draw_augmentation
 from dualmcmc.nets import Gaussian
 from dualmcmc.nets.frozen import frozen
-from dualmcmc.rng import RandomSource, rand, randint, randn_like
+from dualmcmc.rng import RandomSource, randint, randn_like
 
 
 def generator_weights(cfg: Teaching) -> tuple[float, float]:
@@ -122,11 +122,6 @@ def sample_energy(energy: Network, x: Tensor, cfg: Teaching, rng: RandomSource) 
         values = energies(net, point)
         (gradient,) = torch.autograd.grad(values.sum(), point)
     return values.detach() + (gradient * (x - x.detach())).flatten(1).sum(1)
-
-
-def uniform_noise(x: Tensor, rng: RandomSource) -> Tensor:
-    """Uniform on [-1, 1], in the shape of x."""
-    return 2 * rand(x.shape, x, rng) - 1
 
 
 def encode(inference: Network, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dualmcmc import __version__, config_io
 from dualmcmc.data import DataSplits, describe
-from dualmcmc.data.store import MemoryStore
+from dualmcmc.data.store import ImageStore
 from dualmcmc.engine.log import read_log
 from dualmcmc.engine.run_folder import RunFolder
 from dualmcmc.health.history import parse_number
@@ -25,7 +25,7 @@ from dualmcmc.tasks import results
 from dualmcmc.tasks.chains import ChainFilm, trace_x, trace_z
 from dualmcmc.tasks.inputs import batches, choose
 from dualmcmc.tasks.load import load
-from dualmcmc.tasks.reconstruct import Similarity, compare_starts, reconstruct, steps_per_image
+from dualmcmc.tasks.reconstruct import Similarity, steps_per_image
 from dualmcmc.tasks.run import Run, require_finite
 from dualmcmc.tasks.work import default_count, step_progress
 from dualmcmc.utils.device import set_num_threads
@@ -119,44 +119,47 @@ def summarize(run: Run, images: DataSplits, progress: ProgressFactory = no_progr
     `tasks.work.default_count`.
     """
     store, kind = images.test_or_train()
-    reconstructs = run.has("generator")
-    if not run.config.data.is_image:
-        facts = {"measured_on": f"{len(store)} {kind}", "data": describe(run.config.data, images)}
-        if not reconstructs:
-            return facts
-        if run.has("inference"):
-            errors = compare_starts(run, store, progress, from_noise=False)
-            start_mse, *_, end_mse = (similarity["mse"] for similarity in errors.values())  # the last is noise-free
-            return facts | {"mse_inference": start_mse, "mse_revised": end_mse}
-        similarity = Similarity(of_images=False)
-        for indices, x in batches(run, store, progress, "reconstructing", steps_per_image(run)):
-            similarity.add(x, run.reconstruct(x, rng=run.generator_for("z-chain", int(indices[0]))))
-        return facts | {"mse_revised": similarity.numbers()["mse"]}
-    test = choose(store, default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)), run.seed).tensor()
-    numbers: dict[str, Any] = {"measured_on": f"{len(test)} {kind}", "data": describe(run.config.data, images)}
-    steps = run.config.sampling_chain.steps
-    n = default_count(run, min(len(images.train), MAX_IMAGES), steps + 1)
-    values = test[0].numel()
-    if values <= MAX_PIXELS and min(len(test), n) > values and kind == "held-out images":  # else the bias dominates
-        start = run.initial_images(n)
-        order = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))
-        real = images.train.take(order[:n])
-        numbers["samples"] = n
-        if run.has("generator"):
-            numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
-        if run.has("energy"):
-            with step_progress(run, progress, "x-chain", n, max(1, steps), run.world):
-                revised = require_finite(run.revise_x(start))
-            numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
-        numbers["fd_pixels_real"] = pixel_frechet_distance(real, test)
-    if not reconstructs:
-        return numbers
-    result = reconstruct(run, MemoryStore(test), progress=progress)
-    if run.has("inference"):
-        numbers["mse_inference"] = result.inference["mse"]
-    numbers["mse_revised"] = result.revised["mse"]
-    numbers["z_steps"] = result.z_chain.steps
+    if run.config.data.is_image:
+        store = choose(store, default_count(run, min(len(store), MAX_IMAGES), steps_per_image(run)), run.seed)
+    numbers: dict[str, Any] = {"measured_on": f"{len(store)} {kind}", "data": describe(run.config.data, images)}
+    if run.config.data.is_image and kind == "held-out images":
+        numbers |= _pixel_distances(run, images.train, store.tensor(), progress)
+    if run.has("generator"):
+        numbers |= _reconstruction_errors(run, store, progress)
     return numbers
+
+
+def _pixel_distances(run: Run, train: ImageStore, test: Tensor, progress: ProgressFactory) -> dict[str, Any]:
+    """Fréchet distances in pixel space from held-out images; none if there are too few, or too many pixels."""
+    steps, values = run.config.sampling_chain.steps, test[0].numel()
+    n = default_count(run, min(len(train), MAX_IMAGES), steps + 1)
+    if values > MAX_PIXELS or min(len(test), n) <= values:  # the bias would dominate
+        return {}
+    numbers: dict[str, Any] = {"samples": n}
+    start = run.initial_images(n)
+    if run.has("generator"):
+        numbers["fd_pixels_generator"] = pixel_frechet_distance(to_uint8(start), test)
+    if run.has("energy"):
+        with step_progress(run, progress, "x-chain", n, max(1, steps), run.world):
+            revised = require_finite(run.revise_x(start))
+        numbers["fd_pixels_revised"] = pixel_frechet_distance(to_uint8(revised), test)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    numbers["fd_pixels_real"] = pixel_frechet_distance(train.take(order[:n]), test)
+    return numbers
+
+
+def _reconstruction_errors(run: Run, store: ImageStore, progress: ProgressFactory) -> dict[str, Any]:
+    """MSE of inference, if there is an inference model, and after the noise-free z-chain."""
+    lengths = {"mse_inference": 0} if run.has("inference") else {}
+    lengths["mse_revised"] = run.config.teaching.z_chain.steps
+    similarity = {name: Similarity(run.config.data.is_image) for name in lengths}
+    run.prepare(len(store), progress, z_chain=True)
+    for indices, x in batches(run, store, progress, "reconstructing", steps_per_image(run)):
+        rng = run.generator_for("z-chain", int(indices[0]))
+        for name, steps in lengths.items():
+            similarity[name].add(x, run.reconstruct(x, steps, rng))
+    errors: dict[str, Any] = {name: one.numbers()["mse"] for name, one in similarity.items()}
+    return errors | {"z_steps": lengths["mse_revised"]}
 
 
 def _page(

@@ -145,6 +145,10 @@ def evaluate(
 
 def needs_images(run: Run, metrics: Sequence[str], features: FeatureExtractor | None) -> bool:
     """Whether the run's images are read: for FID and IS they are not, if the package includes their statistics."""
+    if not run.has("generator"):  # nothing is reconstructed
+        metrics = [name for name in metrics if name not in RECONSTRUCTION_METRICS]
+        if not metrics:
+            return False
     if features is None or not set(metrics) <= {"fid", "is"}:
         return True
     return any(run.world.all_gather(included_reference(run.trained_data, features) is None))

@@ -125,8 +125,8 @@ class Run:
         """n initial states of the x-chain: generator samples, or uniform noise without a generator."""
         if self.has("generator"):
             return self.generate(self.prior(n, rng))
-        shape = (n, *self.config.data.sample_shape)
-        return 2 * torch.rand(shape, device=self.device, generator=rng or self.rng) - 1
+        like = torch.empty(n, *self.config.data.sample_shape, device=self.device)
+        return random_numbers.uniform_like(like, rng or self.rng)
 
     def initial_latents(self, x: Any, rng: torch.Generator | None = None) -> Tensor:
         """Initial states of the z-chain of images x: the mean of q(z|x), or prior draws without an inference model."""
@@ -401,19 +401,8 @@ class Run:
         Creates the repository (private if `private`) and the branch if necessary, and writes a model card unless there
         is one. Returns what `export` does, and where to find the weights.
         """
-        weights = self._weights(), self._shared_config(), self.images
-        return push(
-            *weights,
-            parameter_counts(self.trio),
-            self._own_results(),
-            repo,
-            dtype,
-            private,
-            branch,
-            message,
-            license,
-            replace_card,
-        )
+        weights = self._weights(), self._shared_config(), self.images, parameter_counts(self.trio)
+        return push(*weights, self._own_results(), repo, dtype, private, branch, message, license, replace_card)
 
     def _shared_config(self) -> Config:
         """The settings that exported weights include: of the run's own data, without paths or names of files."""
