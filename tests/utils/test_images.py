@@ -111,3 +111,12 @@ def test_stacked_pictures_with_captions():
     assert (picture[:, : int(between.min())] < 128).any()
     with pytest.raises(ValueError, match="zip"):
         stacked(grey, colour, captions=["prior draws"])
+
+
+def test_samples_of_one_kind_have_a_caption():
+    images = torch.randint(0, 256, (4, 1, 64, 64), dtype=torch.uint8)
+    generated, revised = before_and_after(images, None, 2, "3 steps"), before_and_after(None, images, 2, "3 steps")
+    both = before_and_after(images, images, 2, "3 steps")
+    assert generated.shape[1] > grid(images, 2).shape[1]  # with a line of text
+    assert not torch.equal(generated, revised)
+    assert both.shape[2] > generated.shape[2] + revised.shape[2]

@@ -174,9 +174,8 @@ def write_preview(state: TrainState, folder: RunFolder) -> Tensor:
             with torch.no_grad():
                 x = trio.generator(z)
         revised = x if trio.energy is None else revise_x(trio.energy, x, config.sampling_chain, generator)
-    before, after = (to_uint8(images).cpu() for images in (x, revised))
-    both = trio.generator is not None and trio.energy is not None
-    steps = config.sampling_chain.format_steps()
-    picture = before_and_after(before if both else None, after, PREVIEW_COLUMNS, steps)
+    before = None if trio.generator is None else to_uint8(x).cpu()
+    after = None if trio.energy is None else to_uint8(revised).cpu()
+    picture = before_and_after(before, after, PREVIEW_COLUMNS, config.sampling_chain.format_steps())
     save_png(picture, folder.samples / f"{state.images:012d}.png")
     return picture

@@ -278,10 +278,10 @@ def _picture_sections(run: Run, images: DataSplits | None) -> list[str]:
 
 def _samples_section(run: Run) -> str:
     start = run.initial_images(PREVIEW_COUNT)
-    before, after = (to_uint8(images).cpu() for images in (start, run.revise_x(start) if run.has("energy") else start))
-    both = run.has("energy") and run.has("generator")
-    steps = run.config.sampling_chain.format_steps()
-    picture = before_and_after(before if both else None, after, PREVIEW_COLUMNS, steps)
+    before = to_uint8(start).cpu() if run.has("generator") else None
+    after = to_uint8(run.revise_x(start)).cpu() if run.has("energy") else None
+    picture = before_and_after(before, after, PREVIEW_COLUMNS, run.config.sampling_chain.format_steps())
+    both = before is not None and after is not None
     caption = "Generator samples, and the same samples revised by the x-chain." if both else "Samples."
     return "<h2>Samples</h2>" + _figure(picture, caption)
 

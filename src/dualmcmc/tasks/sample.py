@@ -64,8 +64,8 @@ def sample(run: Run, n: int, out: Path, progress: ProgressFactory = no_progress)
     if kept:
         before, after = (torch.cat(parts) for parts in zip(*kept, strict=True))
         steps = run.config.sampling_chain.format_steps()
-        both = run.has("energy") and run.has("generator")
-        save_png(before_and_after(before if both else None, after, max(1, round(n**0.5)), steps), out)
+        shown = before if run.has("generator") else None, after if run.has("energy") else None
+        save_png(before_and_after(*shown, max(1, round(n**0.5)), steps), out)
     if not run.has("energy"):
         return {}
     energy_generator, energy_revised, squared_displacement = (totals / n).tolist()

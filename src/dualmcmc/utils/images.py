@@ -83,11 +83,11 @@ def stacked(*pictures: Tensor, captions: Sequence[str] = (), gap: int = 24) -> T
     return torch.cat(_on_white(placed), dim=1)[:, :-gap]
 
 
-def before_and_after(before: Tensor | None, after: Tensor, columns: int, steps: str) -> Tensor:
-    """Grids of uint8 images next to each other: generator samples, if any, and the same after the x-chain's steps."""
-    if before is None:
-        return grid(after, columns)
-    return side_by_side(grid(before, columns), grid(after, columns), captions=("generator", f"after {steps}"))
+def before_and_after(before: Tensor | None, after: Tensor | None, columns: int, steps: str) -> Tensor:
+    """Grids of uint8 images next to each other: generator samples, and the same after the x-chain's steps, if any."""
+    parts = {"generator": before, f"after {steps}": after}
+    grids = {caption: grid(images, columns) for caption, images in parts.items() if images is not None}
+    return side_by_side(*grids.values(), captions=list(grids))
 
 
 def _captioned(pictures: Sequence[Tensor], captions: Sequence[str], width: int) -> tuple[Tensor, ...]:
